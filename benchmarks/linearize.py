@@ -1,0 +1,184 @@
+"""What linearised training and inference cost beside the plain network.
+
+    python benchmarks/linearize.py           # ResNet-18 at 32×32, batches of 32 and 128
+    python benchmarks/linearize.py --quick   # a quarter of the width, batch 32, seconds
+
+A plain training step is 3 units of convolution arithmetic (forward, gradient of the input, gradient of the weight), a
+linearised one 5 (two more forward): the limit of their ratio is 5/3 = 1.67. All networks have BatchNorm folded.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from measure import medians, peak_memory, table
+from torch import Tensor, nn
+from torch.func import functional_call, jvp
+
+from dlcft import Linearized, fold_batchnorm
+from dlcft.bench.backbones import ResNet18
+
+Step = Callable[[], object]
+
+
+def network(width: int) -> nn.Module:
+    torch.manual_seed(0)
+    return fold_batchnorm(ResNet18(width, "small", 0.1))
+
+
+def images(batch: int) -> Tensor:
+    return torch.randn(batch, 3, 32, 32).contiguous(memory_format=torch.channels_last)
+
+
+def training(forward: Callable[[Tensor], Tensor], parameters: list[nn.Parameter], x: Tensor) -> Step:
+    def step() -> None:
+        for p in parameters:
+            p.grad = None
+        forward(x).square().sum().backward()
+
+    return step
+
+
+def plain(width: int, batch: int) -> Step:
+    model = network(width).to(memory_format=torch.channels_last)
+    return training(model, list(model.parameters()), images(batch))
+
+
+def linearised(width: int, batch: int, train: str | None = None) -> Step:
+    model = Linearized(network(width), train=train)
+    with torch.no_grad():
+        for p in model.delta.parameters():
+            p.normal_(0, 0.01)
+    return training(model, list(model.delta.parameters()), images(batch))
+
+
+def naive(width: int, batch: int) -> Step:
+    """`jvp` as one would first write it: default layout."""
+    base = network(width).requires_grad_(False)
+    delta = {name: nn.Parameter(0.01 * torch.randn_like(p)) for name, p in base.named_parameters()}
+    frozen = dict(base.named_parameters())
+
+    def forward(x: Tensor) -> Tensor:
+        value, change = jvp(lambda p: functional_call(base, p, (x,)), (frozen,), (delta,))
+        return value + change
+
+    return training(forward, list(delta.values()), images(batch).contiguous())
+
+
+class DualConv(nn.Module):
+    """A row of the paper's appendix B: hidden and augmented state side by side."""
+
+    def __init__(self, base: nn.Conv2d) -> None:
+        super().__init__()
+        self.base = base.requires_grad_(False)
+        self.weight = nn.Parameter(0.01 * torch.randn_like(base.weight))
+        assert base.bias is not None
+        self.bias = nn.Parameter(0.01 * torch.randn_like(base.bias))
+
+    def forward(self, pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        x, dx = pair
+        how = (self.base.stride, self.base.padding)
+        change = F.conv2d(x, self.weight, self.bias, *how) + F.conv2d(dx, self.base.weight, None, *how)
+        return self.base(x), change
+
+
+def leaky(pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    x, dx = pair
+    positive = (x > 0).to(x.dtype)
+    return F.leaky_relu(x, 0.1), dx * positive + 0.1 * dx * (1 - positive)
+
+
+def layerwise(width: int, batch: int) -> Step:
+    """Layer-by-layer dual modules, as the paper describes its implementation."""
+    model = network(width).to(memory_format=torch.channels_last)
+    duals = {n: DualConv(m) for n, m in model.named_modules() if isinstance(m, nn.Conv2d)}
+
+    def block(name: str, pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        y, dy = duals[f"{name}.conv2"](leaky(duals[f"{name}.conv1"](pair)))
+        x, dx = duals[f"{name}.downsample.0"](pair) if f"{name}.downsample.0" in duals else pair
+        return leaky((y + x, dy + dx))
+
+    def forward(x: Tensor) -> Tensor:
+        pair = leaky(duals["conv1"]((x, torch.zeros_like(x))))
+        for stage in range(1, 5):
+            for index in range(2):
+                pair = block(f"layer{stage}.{index}", pair)
+        return (pair[0] + pair[1]).mean((2, 3))
+
+    parameters = [p for dual in duals.values() for p in (dual.weight, dual.bias)]
+    return training(forward, parameters, images(batch))
+
+
+def without_gradient(model: nn.Module, x: Tensor) -> Step:
+    def step() -> None:
+        with torch.no_grad():
+            model(x)
+
+    return step
+
+
+class LastStage(nn.Module):
+    """The last stage alone, on what the stages before it hand over."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.layer4 = model.get_submodule("layer4")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer4(x).mean((2, 3))
+
+
+def compare(width: int, batch: int, rounds: int) -> None:
+    steps: dict[str, Callable[..., Step]] = {
+        "plain step": plain,
+        "Linearized": linearised,
+        "naive jvp, default layout": naive,
+        "layer-by-layer dual modules": layerwise,
+    }
+    seconds = medians({name: make(width, batch) for name, make in steps.items()}, rounds)
+    memory = {name: peak_memory(make, width, batch) for name, make in steps.items()}
+    rows = [
+        [name, f"{seconds[name] / seconds['plain step']:.2f}", f"{memory[name] / memory['plain step']:.2f}"]
+        for name in steps
+    ]
+    table(f"Training step, ResNet-18 width {width}, batch {batch}", ["", "time / plain", "peak memory / plain"], rows)
+
+    model = network(width).to(memory_format=torch.channels_last)
+    linear, stage = Linearized(model), Linearized(LastStage(model))
+    handed_over = torch.randn(batch, 4 * width, 8, 8).contiguous(memory_format=torch.channels_last)
+    seconds = medians(
+        {
+            "forward": without_gradient(model, images(batch)),
+            "linearised forward": without_gradient(linear, images(batch)),
+            "last stage only": linearised(width, batch, "layer4"),
+            "the stage's own step": training(stage, list(stage.delta.parameters()), handed_over),
+        },
+        rounds,
+    )
+    above = (seconds["last stage only"] - seconds["the stage's own step"]) / seconds["forward"]
+    table(
+        f"In plain forward passes, width {width}, batch {batch}",
+        ["", "forward passes"],
+        [
+            ["inference of the linearised network", f"{seconds['linearised forward'] / seconds['forward']:.2f}"],
+            ["training the last stage only, less that stage's own linearised step", f"{above:.2f}"],
+        ],
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="quarter width, batch 32")
+    parser.add_argument("--rounds", type=int, default=7, help="repetitions behind each median")
+    options = parser.parse_args()
+    run = partial(compare, rounds=options.rounds)
+    for width, batch in [(16, 32)] if options.quick else [(64, 32), (64, 128)]:
+        run(width, batch)
+
+
+if __name__ == "__main__":
+    main()

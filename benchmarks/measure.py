@@ -1,0 +1,55 @@
+"""How the benchmarks measure: everything in one run, interleaved, medians; memory in a process of its own."""
+
+from __future__ import annotations
+
+import multiprocessing
+import resource
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+
+def medians(programs: dict[str, Callable[[], object]], rounds: int = 7) -> dict[str, float]:
+    """Seconds of each program: the median over rounds in which they take turns, after one round to warm up."""
+    times: dict[str, list[float]] = {name: [] for name in programs}
+    for program in programs.values():
+        program()
+    for _ in range(rounds):
+        for name, program in programs.items():
+            start = time.perf_counter()
+            program()
+            times[name].append(time.perf_counter() - start)
+    return {name: statistics.median(seconds) for name, seconds in times.items()}
+
+
+def _resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def _peak(prepare: Callable[..., Callable[[], object]], arguments: tuple, answer) -> None:
+    program = prepare(*arguments)
+    before = _resident()
+    program()
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    answer.send(max(0, peak - before))
+
+
+def peak_memory(prepare: Callable[..., Callable[[], object]], *arguments: object) -> int:
+    """Bytes that `prepare(*arguments)()` needs at its peak above what `prepare` left resident (Linux)."""
+    context = multiprocessing.get_context("spawn")
+    receive, send = context.Pipe(duplex=False)
+    process = context.Process(target=_peak, args=(prepare, arguments, send))
+    process.start()
+    send.close()
+    try:
+        return int(receive.recv())
+    finally:
+        process.join()
+
+
+def table(title: str, header: list[str], rows: list[list[str]]) -> None:
+    """Print a table in Markdown."""
+    print(f"\n### {title}\n\n| " + " | ".join(header) + " |\n|" + "---|" * len(header))
+    for row in rows:
+        print("| " + " | ".join(row) + " |", flush=True)

@@ -1,0 +1,54 @@
+"""dlcft: continually fine-tune a pre-trained network."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from dlcft.classifier import Classifier as Classifier
+    from dlcft.curvature import Curvature as Curvature
+    from dlcft.estimators import estimate as estimate
+    from dlcft.linearize import Linearized as Linearized
+    from dlcft.losses import CrossEntropy as CrossEntropy
+    from dlcft.losses import ScaledMSE as ScaledMSE
+    from dlcft.memory import Memory as Memory
+    from dlcft.prepare import fold_batchnorm as fold_batchnorm
+    from dlcft.prepare import relu_to_leaky as relu_to_leaky
+
+# Public names and their homes. They are imported when first used: the command line's --help needs none of them.
+_HOMES = {
+    "Classifier": "classifier",
+    "CrossEntropy": "losses",
+    "Curvature": "curvature",
+    "Linearized": "linearize",
+    "Memory": "memory",
+    "ScaledMSE": "losses",
+    "estimate": "estimators",
+    "fold_batchnorm": "prepare",
+    "relu_to_leaky": "prepare",
+}
+__all__ = [  # noqa: RUF022 (the order of a first reading)
+    "Linearized",
+    "fold_batchnorm",
+    "relu_to_leaky",
+    "Classifier",
+    "ScaledMSE",
+    "CrossEntropy",
+    "estimate",
+    "Curvature",
+    "Memory",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'dlcft' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"dlcft.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

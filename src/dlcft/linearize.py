@@ -1,0 +1,332 @@
+"""The linearised network: a frozen network and its exact first-order change.
+
+A network `g` with pre-trained parameters ψ0 becomes `g_lin(x; ψ) = g(x; ψ0) + D_ψ g(x; ψ0)·ψ`: linear in ψ, which
+starts at zero and is all that is learned. One forward-mode pass computes both terms for any `nn.Module`.
+
+References:
+    Mu, Liang, Li, "Gradients as Features for Deep Representation Learning" (2020), https://arxiv.org/abs/2004.05529
+    Achille et al., "LQF: Linear Quadratic Fine-Tuning" (2021), https://arxiv.org/abs/2012.11140
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+import torch.autograd.forward_ad as forward_ad
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.overrides import TorchFunctionMode
+
+from dlcft.prepare import require_statistics
+
+Selection = Callable[[str], bool] | Iterable[str] | str | None
+
+
+class Linearized(nn.Module):
+    """`base(x) + J(x)·delta`, with `base` frozen and `delta` (the paper's ψ) trainable.
+
+    The network is copied, so the caller's stays as it is. `base` is always in evaluation mode: it gets no gradient,
+    its buffers do not change and dropout is off, also after `train()`. Fold BatchNorm first
+    (`fold_batchnorm`) unless its scale and shift are to be learned.
+
+    Layers below the first trainable parameter run as one plain forward pass.
+
+    Args:
+        module: the pre-trained network; it may take any arguments.
+        train: which parameters get a `delta`: None for all; a predicate on the name; or names, module prefixes
+            (`"layer4"`) and patterns (`"*.bias"`).
+        output: which tensor is linearised when the network returns several: an index, a key or attribute name
+            (`"pooler_output"`), or a function from the returned object to a tensor.
+
+    Raises:
+        ValueError: when nothing is trainable, a name is unknown, or a normalisation layer mixes the samples of
+            a batch. Calling the network raises it too, naming the module that has no forward-mode derivative.
+        TypeError: when `module` is not an `nn.Module`.
+
+    Example:
+        >>> network = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+        >>> linear = Linearized(network)
+        >>> x = torch.ones(1, 3)
+        >>> torch.equal(linear(x), network(x))  # delta is zero at first
+        True
+        >>> [name for name, _ in Linearized(network, train="*.bias").delta.named_parameters()]
+        ['0.bias', '2.bias']
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        train: Selection = None,
+        output: int | str | Callable[[Any], Tensor] | None = None,
+    ) -> None:
+        if not isinstance(module, nn.Module):
+            raise TypeError(f"Linearized takes an nn.Module, not {type(module).__name__}.")
+        super().__init__()
+        self.base = copy.deepcopy(module).requires_grad_(False).eval()
+        self.output = output
+        self._norms = [(name, m) for name, m in self.base.named_modules() if isinstance(m, _BatchNorm)]
+        for name, norm in self._norms:
+            require_statistics(name, norm)
+        for m in self.base.modules():
+            if isinstance(m, nn.Conv2d | nn.ConvTranspose2d):  # about 1.25 times faster on a CPU
+                m.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        parameters = dict(self.base.named_parameters())
+        self.delta = _tree({name: torch.zeros_like(parameters[name]) for name in select(parameters, train)})
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        """The value and the first-order change, added."""
+        value, tangent = self.split(*args, **kwargs)
+        return value + tangent
+
+    def split(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """The two terms apart: `base(x)` and `J(x)·delta`."""
+        for name, norm in self._norms:
+            if norm.training:
+                raise ValueError(
+                    f"{name!r} ({type(norm).__name__}) is in training mode: the base of a linearised network stays "
+                    "in evaluation mode; call eval() on it."
+                )
+        try:
+            return self._split(args, kwargs)
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, _LeavesTorch) as error:
+            with torch.no_grad():
+                self.base(*args, **kwargs)  # an error that has nothing to do with linearising shows itself here
+            name = self._innermost(args, kwargs)
+            culprit = self.base.get_submodule(name)
+            raise ValueError(
+                f"cannot linearise {name or 'the network'!r} ({type(culprit).__name__}): {_first_sentence(error)}"
+            ) from error
+
+    def train(self, mode: bool = True) -> Linearized:
+        """Set the mode of everything but `base`, which stays in evaluation mode."""
+        super().train(mode)
+        self.base.eval()
+        return self
+
+    def extra_repr(self) -> str:
+        """Say how much is trainable."""
+        trainable = sum(p.numel() for p in self.delta.parameters())
+        total = sum(p.numel() for p in self.base.parameters())
+        return f"trainable={trainable:,} of {total:,}"
+
+    def _split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        base = dict(self.base.named_parameters())
+        recorded = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+        with (
+            torch.inference_mode(False),  # which would switch forward mode off too
+            torch.set_grad_enabled(recorded),
+            forward_mode_kernels(),
+            forward_ad.dual_level(),
+        ):
+            duals = {name: forward_ad.make_dual(base[name], d) for name, d in self.delta.named_parameters()}
+            chosen = choose_output(functional_call(self.base, duals, args, kwargs), self.output)
+            value, tangent = forward_ad.unpack_dual(chosen)
+        if tangent is None:
+            raise ValueError(f"no trainable parameter reaches the output: {_some(duals)}.")
+        return value, tangent
+
+    def _innermost(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        """The name of the module in which the forward-mode pass fails, found by a second pass."""
+        running = [""]
+        handles = []
+        for name, module in self.base.named_modules():
+            handles.append(module.register_forward_pre_hook(lambda *_, name=name: running.append(name)))
+            handles.append(module.register_forward_hook(lambda *_: running.pop() and None))
+        try:
+            self._split(args, kwargs)
+        except (RuntimeError, _LeavesTorch):
+            return running[-1]
+        finally:
+            for handle in handles:
+                handle.remove()
+        return ""
+
+
+def select(names: Iterable[str], chosen: Selection) -> list[str]:
+    """Those of `names` that a selection means: see `Linearized(train=…)`.
+
+    Raises:
+        ValueError: when an entry means no parameter, or nothing is left.
+    """
+    names = list(names)
+    if chosen is None:
+        kept = names
+    elif isinstance(chosen, str):
+        return select(names, [chosen])
+    elif callable(chosen):
+        kept = [name for name in names if chosen(name)]
+    else:
+        entries = list(chosen)
+        for entry in entries:
+            if not any(_means(entry, name) for name in names):
+                prefixes = {name.rsplit(".", depth)[0] for name in names for depth in range(name.count(".") + 1)}
+                near = difflib.get_close_matches(str(entry), sorted({*names, *prefixes}), n=3)
+                hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+                raise ValueError(f"no parameter is named or lies under {entry!r}.{hint}")
+        kept = [name for name in names if any(_means(entry, name) for entry in entries)]
+    if not kept:
+        raise ValueError(f"no parameter is trainable: the network has {len(names)}, and train={chosen!r} keeps none.")
+    return kept
+
+
+def choose_output(returned: Any, output: int | str | Callable[[Any], Tensor] | None) -> Tensor:
+    """The tensor of a network's return value that `output` means.
+
+    Raises:
+        ValueError: when the choice is not a floating-point tensor, or is missing while there are several.
+    """
+    if callable(output):
+        chosen = output(returned)
+    elif output is None:
+        chosen = returned
+    else:
+        by_attribute = isinstance(output, str) and not isinstance(returned, Mapping)
+        try:
+            chosen = getattr(returned, str(output)) if by_attribute else returned[output]
+        except (AttributeError, LookupError, TypeError) as error:
+            raise ValueError(f"the network returned {_describe(returned)}, which has no output {output!r}.") from error
+    if not isinstance(chosen, Tensor):
+        raise ValueError(
+            f"the network returned {_describe(chosen)}; say which tensor is meant with output= (an index, a key, or "
+            "a function)."
+        )
+    if not chosen.is_floating_point():
+        raise ValueError(f"the chosen output has dtype {chosen.dtype}; a floating-point tensor is needed.")
+    return chosen
+
+
+@contextmanager
+def forward_mode_kernels() -> Iterator[None]:
+    """Arrange kernels that have forward-mode derivatives, and put the former choice back."""
+    fast_path = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH), _ForwardMode():
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast_path)
+
+
+class _LeavesTorch(Exception):
+    """A value with a tangent was turned into a Python number, so its derivative would be lost."""
+
+
+class _ForwardMode(TorchFunctionMode):
+    """What forward mode needs of single operations while a network runs."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _LAYERS:
+            return _layer(func, *args, **kwargs)
+        if func is F.batch_norm:
+            return _frozen_norm(*args, **kwargs)
+        if func in _NUMBERS and forward_ad.unpack_dual(args[0]).tangent is not None:
+            raise _LeavesTorch(f"it calls .{func.__name__}() on a value that depends on the trainable parameters.")
+        if func is torch.lstm:  # the fused kernel has no forward-mode derivative
+            with torch.backends.mkldnn.flags(enabled=False, deterministic=None, allow_tf32=None, fp32_precision=None):
+                return func(*args, **kwargs)
+        if func is torch.Tensor.view and not args[0].is_contiguous() and not isinstance(args[1], torch.dtype):
+            # a network written for the default layout flattens with view, which channels_last cannot
+            return torch.Tensor.reshape(*args, **kwargs)
+        return func(*args, **kwargs)
+
+
+_LAYERS = frozenset({F.linear, F.conv1d, F.conv2d, F.conv3d})
+_NUMBERS = frozenset(
+    {
+        torch.Tensor.item,
+        torch.Tensor.tolist,
+        torch.Tensor.numpy,
+        torch.Tensor.__float__,
+        torch.Tensor.__int__,
+        torch.Tensor.__index__,
+    }
+)
+
+
+def _layer(func: Any, x: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any) -> Tensor:
+    """A linear or convolutional layer: one product for the value and one for each factor that has a tangent.
+
+    Torch's own rule multiplies with zeros where a tangent is absent, so frozen layers would not be free.
+    """
+    x, dx = forward_ad.unpack_dual(x)
+    weight, dweight = forward_ad.unpack_dual(weight)
+    bias, dbias = (None, None) if bias is None else forward_ad.unpack_dual(bias)
+    value = func(x, weight, bias, *args, **kwargs)
+    change = None
+    if dweight is not None:
+        change = func(x, dweight, dbias, *args, **kwargs)
+    elif dbias is not None:
+        change = dbias.view(-1, *[1] * (weight.dim() - 2)).to(value.dtype).expand_as(value)
+    if dx is not None:
+        carried = func(dx, weight, None, *args, **kwargs)
+        change = carried if change is None else carried.add_(change)
+    return value if change is None else forward_ad.make_dual(value, change)  # type: ignore[no-any-return]
+
+
+def _frozen_norm(
+    x: Tensor,
+    mean: Tensor,
+    variance: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """BatchNorm in evaluation mode as the affine map that it is: torch's own rule fails under autocast."""
+    shape = (-1, *[1] * (x.dim() - 2))
+    scale = torch.rsqrt(variance + eps)
+    if weight is not None:
+        scale = scale * weight
+    shift = -mean * scale if bias is None else bias - mean * scale
+    return (x * scale.view(shape) + shift.view(shape)).to(x.dtype)
+
+
+def _tree(tensors: Mapping[str, Tensor]) -> nn.Module:
+    """A bare module that holds each tensor as a parameter under its dotted name."""
+    root = nn.Module()
+    for name, tensor in tensors.items():
+        *path, leaf = name.split(".")
+        parent = root
+        for part in path:
+            if part not in dict(parent.named_children()):
+                parent.add_module(part, nn.Module())
+            parent = parent.get_submodule(part)
+        parent.register_parameter(leaf, nn.Parameter(tensor))
+    return root
+
+
+def _means(entry: str, name: str) -> bool:
+    return name == entry or name.startswith(f"{entry}.") or fnmatchcase(name, entry)
+
+
+def _some(names: Iterable[str], count: int = 3) -> str:
+    names = list(names)
+    return ", ".join(names[:count]) + (f" and {len(names) - count} more" if len(names) > count else "")
+
+
+def _describe(returned: Any) -> str:
+    if isinstance(returned, Mapping):
+        return f"a {type(returned).__name__} with keys {list(returned)}"
+    if isinstance(returned, list | tuple):
+        return f"a {type(returned).__name__} of {len(returned)}"
+    return f"a {type(returned).__name__}"
+
+
+def _first_sentence(error: Exception) -> str:
+    return str(error).strip().split("\n")[0].split(". ")[0].rstrip(".") + "."

@@ -1,0 +1,448 @@
+"""`Linearized` against finite differences and dense Jacobians, in float64, at delta ≠ 0."""
+
+import copy
+import re
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call
+
+from dlcft import Linearized
+from tests.networks import MLP, NETWORKS, Shared, ViT, build, images, tokens, vectors
+
+
+def set_delta(linear, seed=3, scale=0.1):
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for p in linear.delta.parameters():
+            p.copy_(scale * torch.randn(p.shape, generator=generator, dtype=p.dtype))
+    return {name: p.detach().clone() for name, p in linear.delta.named_parameters()}
+
+
+def shifted(network, delta, step):
+    """The parameters of the network, moved by a multiple of delta."""
+    return {name: p.detach() + step * delta.get(name, 0) for name, p in network.named_parameters()}
+
+
+def directional(network, delta, *inputs, step=1e-5, pick=lambda out: out, **kwargs):
+    """Central difference with one Richardson step: an error of order step⁴."""
+
+    def central(h):
+        forward, backward = (
+            pick(functional_call(network, shifted(network, delta, s), inputs, kwargs)) for s in (h, -h)
+        )
+        return (forward - backward) / (2 * h)
+
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        return ((4 * central(step / 2) - central(step)) / 3).detach()
+    finally:
+        torch.backends.mha.set_fastpath_enabled(True)
+
+
+def jacobian(network, *inputs):
+    """d output / d parameter, one backward pass per output of the original network."""
+    network = copy.deepcopy(network).requires_grad_(True)
+    out = network(*inputs)
+    names = [name for name, _ in network.named_parameters()]
+    rows = [torch.autograd.grad(o, list(network.parameters()), retain_graph=True) for o in out.flatten()]
+    return {name: torch.stack(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
+
+
+def close(a, b, tolerance=1e-10):
+    return torch.allclose(a, b, rtol=tolerance, atol=tolerance * max(1.0, b.abs().max().item()))
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_value_is_base_plus_jacobian_times_delta(name):
+    network, x = build(name)
+    linear = Linearized(network)
+    assert close(linear(x), network(x), 1e-12)
+    delta = set_delta(linear)
+    dense = jacobian(network, x)
+    expected = network(x) + sum((dense[n].flatten(1) @ delta[n].flatten()) for n in delta).view(linear(x).shape)
+    assert close(linear(x), expected)
+    assert close(linear(x) - network(x), directional(network, delta, x), 1e-6)
+    assert (linear(x) - network(x)).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_linear_in_delta_and_gradient_is_the_frozen_jacobian(name):
+    network, x = build(name)
+    linear = Linearized(network).train()
+    buffers = copy.deepcopy(dict(linear.base.named_buffers()))
+    a, b = set_delta(linear, 1), set_delta(linear, 2, scale=5.0)
+    values = []
+    for weights in ((1, 0), (0, 1), (2, -3)):
+        for n, p in linear.delta.named_parameters():
+            p.data = weights[0] * a[n] + weights[1] * b[n]
+        values.append(linear(x) - network(x))
+    assert close(values[2], 2 * values[0] - 3 * values[1])
+
+    cotangent = torch.randn(linear(x).shape, dtype=torch.float64)
+    (linear(x) * cotangent).sum().backward()
+    dense = jacobian(network, x)
+    for n, p in linear.delta.named_parameters():
+        assert close(p.grad.flatten(), cotangent.flatten() @ dense[n].flatten(1)), n
+    assert all(p.grad is None and not p.requires_grad for p in linear.base.parameters())
+    for n, buffer in linear.base.named_buffers():
+        assert torch.equal(buffer, buffers[n]), n
+    assert torch.equal(linear(x), linear.eval()(x))
+
+
+X = torch.randn(2, 4, 6, 6, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+DX = torch.randn(2, 4, 6, 6, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
+
+
+def conv_rule(layer, delta, x, dx):
+    stride, padding = layer.stride, layer.padding
+    change = nn.functional.conv2d(x, delta["weight"], delta["bias"], stride, padding)
+    return change + nn.functional.conv2d(dx, layer.weight, None, stride, padding)
+
+
+def linear_rule(layer, delta, x, dx):
+    return nn.functional.linear(x, delta["weight"], delta["bias"]) + nn.functional.linear(dx, layer.weight)
+
+
+def max_rule(layer, delta, x, dx):
+    _, indices = nn.functional.max_pool2d(x, 2, return_indices=True)
+    return dx.flatten(2).gather(2, indices.flatten(2)).view(indices.shape)
+
+
+APPENDIX_B = {
+    "identity": (nn.Identity(), lambda layer, delta, x, dx: dx),
+    "linear": (nn.Linear(6, 3), linear_rule),
+    "conv": (nn.Conv2d(4, 3, 3, stride=2, padding=1), conv_rule),
+    "relu": (nn.ReLU(), lambda layer, delta, x, dx: dx * (x > 0)),
+    "leaky-relu": (nn.LeakyReLU(0.1), lambda layer, delta, x, dx: dx * (x > 0) + 0.1 * dx * (x <= 0)),
+    "max-pool": (nn.MaxPool2d(2), max_rule),
+    "average-pool": (nn.AvgPool2d(2), lambda layer, delta, x, dx: nn.functional.avg_pool2d(dx, 2)),
+}
+
+
+class Source(nn.Module):
+    """A layer behind an input that is itself a parameter, so that the incoming augmented state is DX."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.x, self.layer = nn.Parameter(X.clone()), layer
+
+    def forward(self):
+        return self.layer(self.x)
+
+
+@pytest.mark.parametrize("row", APPENDIX_B)
+def test_appendix_b(row):
+    layer, rule = APPENDIX_B[row]
+    layer = layer.double()
+    linear = Linearized(Source(layer))
+    set_delta(linear)
+    linear.delta.x.data.copy_(DX)
+    hidden, augmented = linear.split()
+    delta = {n.removeprefix("layer."): p for n, p in linear.delta.named_parameters()}
+    assert close(hidden, layer(X), 1e-12)
+    assert close(augmented, rule(layer, delta, X, DX), 1e-12)
+
+
+def test_attention_kernels_are_arranged_and_put_back():
+    network, x = build("vit")
+    encoder, words = build("transformer-encoder")
+    for flash in (True, False):
+        torch.backends.cuda.enable_flash_sdp(flash)
+        torch.backends.mha.set_fastpath_enabled(flash)
+        try:
+            Linearized(network)(x), Linearized(encoder)(words)
+            with pytest.raises(IndexError):
+                Linearized(encoder)(words + 1000)
+            assert torch.backends.cuda.flash_sdp_enabled() is flash
+            assert torch.backends.mha.get_fastpath_enabled() is flash
+        finally:
+            torch.backends.cuda.enable_flash_sdp(True)
+            torch.backends.mha.set_fastpath_enabled(True)
+
+
+@pytest.mark.parametrize("name", ["lstm", "gru", "vit", "transformer-encoder"])
+def test_single_precision_kernels_have_forward_mode(name):
+    network, x = build(name)
+    network = network.float()
+    x = x.float() if x.is_floating_point() else x
+    linear = Linearized(network)
+    delta = set_delta(linear)
+    wide = Linearized(network.double())
+    for n, p in wide.delta.named_parameters():
+        p.data.copy_(delta[n])
+    assert close(linear(x).double(), wide(x.double() if x.is_floating_point() else x), 1e-4)
+
+
+class TwoInputs(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.left, self.right = nn.Linear(6, 4), nn.Linear(6, 4)
+
+    def forward(self, left, *, right, flip=False):
+        y = torch.tanh(self.left(left)) * self.right(right)
+        return {"features": -y if flip else y, "pair": (y, 2 * y), "count": torch.tensor(3)}
+
+
+def test_several_inputs_and_outputs():
+    torch.manual_seed(0)
+    network, x = TwoInputs().double(), vectors()
+    linear = Linearized(network, output="features")
+    delta = set_delta(linear)
+    change = linear(x, right=x + 1, flip=True) - network(x, right=x + 1, flip=True)["features"]
+    assert close(change, directional(network, delta, x, right=x + 1, flip=True, pick=lambda o: o["features"]), 1e-6)
+    pair = Linearized(network, output=lambda returned: returned["pair"][1])
+    set_delta(pair)
+    assert close(
+        pair(x, right=x), 2 * Linearized(network, output=lambda r: r["pair"][0])(x, right=x) + pair.split(x, right=x)[1]
+    )
+
+    lstm = nn.LSTM(6, 4, batch_first=True).double()
+    first = Linearized(lstm, output=0)
+    delta = set_delta(first)
+    sequence = torch.randn(2, 3, 6, dtype=torch.float64)
+    assert close(first.split(sequence)[1], directional(lstm, delta, sequence, pick=lambda o: o[0]), 1e-6)
+
+
+class Output:
+    """What a Hugging Face model returns: an object with attributes."""
+
+    def __init__(self, pooler_output):
+        self.pooler_output = pooler_output
+
+
+class HuggingFaceLike(MLP):
+    def forward(self, x):
+        return Output(super().forward(x))
+
+
+def test_output_by_attribute():
+    torch.manual_seed(0)
+    network = HuggingFaceLike().double()
+    linear = Linearized(network, output="pooler_output")
+    assert torch.equal(linear(vectors()), network(vectors()).pooler_output)
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        (None, "returned a dict with keys ['features', 'pair', 'count']; say which tensor is meant with output="),
+        ("feature", "returned a dict with keys ['features', 'pair', 'count'], which has no output 'feature'"),
+        ("pair", "returned a tuple of 2; say which tensor"),
+        ("count", "dtype torch.int64; a floating-point tensor is needed"),
+    ],
+)
+def test_wrong_output_is_named(output, message):
+    linear = Linearized(TwoInputs().double(), output=output)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        linear(vectors(), right=vectors())
+
+
+def test_shared_parameters_are_one():
+    network, _ = build("shared")
+    names = [n for n, _ in Linearized(network).delta.named_parameters()]
+    assert names == ["first.weight", "first.bias", "second.bias"]
+    assert isinstance(network, Shared)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "kept"),
+    [
+        ("4", ["4.weight", "4.bias"]),
+        (["0.bias", "4"], ["0.bias", "4.weight", "4.bias"]),
+        ("*.bias", ["0.bias", "2.bias", "4.bias"]),
+        (lambda name: name.startswith("2"), ["2.weight", "2.bias"]),
+    ],
+)
+def test_subset_of_parameters(chosen, kept):
+    network, x = build("mlp")
+    linear = Linearized(network, train=chosen)
+    assert [n for n, _ in linear.delta.named_parameters()] == kept
+    delta = set_delta(linear)
+    assert close(linear.split(x)[1], directional(network, delta, x), 1e-6)
+    linear(x).sum().backward()
+    assert all(p.grad is not None for p in linear.delta.parameters())
+
+
+class CountConvolutions(torch.utils._python_dispatch.TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.forward = self.backward = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.forward += func is torch.ops.aten.convolution.default
+        self.backward += func is torch.ops.aten.convolution_backward.default
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("chosen", "forward", "backward"),
+    [(None, 59, 39), ("layer4", 20 + 2 * 5 - 2, 8), ("layer4.1.conv2", 21, 1)],
+)
+def test_frozen_layers_cost_one_forward_pass(chosen, forward, backward):
+    """ResNet-18 has 20 convolutions; a trainable one costs two more, but none where no tangent arrives."""
+    network, x = build("resnet18-small-stem")
+    linear = Linearized(network, train=chosen if chosen is None else lambda n: n.startswith(chosen) and "bn" not in n)
+    if chosen is None:
+        linear = Linearized(network, train=lambda n: "conv" in n or "downsample.0" in n)
+    with CountConvolutions() as count:
+        linear(x).sum().backward()
+    assert (count.forward, count.backward) == (forward, backward)
+
+
+def test_state_dict_round_trip_deepcopy_and_dtype():
+    network, x = build("resnet18-small-stem")
+    linear = Linearized(network, train="layer4")
+    set_delta(linear)
+    other = Linearized(
+        copy.deepcopy(network).apply(lambda m: [p.data.zero_() for p in m.parameters(False)]), train="layer4"
+    )
+    other.load_state_dict(linear.state_dict())
+    assert torch.equal(other(x), linear(x))
+    assert torch.equal(copy.deepcopy(linear)(x), linear(x))
+    assert close(linear.float()(x.float()).double(), other(x), 1e-3)
+    meta = copy.deepcopy(linear).to("meta")
+    assert meta(x.float().to("meta")).device.type == "meta"
+
+
+def test_autocast():
+    network, x = build("resnet18-small-stem")
+    linear = Linearized(network.float())
+    set_delta(linear, scale=0.02)
+    exact = linear(x.float())
+    with torch.autocast("cpu", torch.bfloat16):
+        rough = linear(x.float())
+    rough.float().sum().backward()
+    assert rough.dtype == torch.bfloat16
+    assert (rough - exact).abs().max() < 0.05 * exact.abs().max()
+    assert all(torch.isfinite(p.grad).all() and p.grad.dtype == torch.float32 for p in linear.delta.parameters())
+
+
+def test_inference_mode_and_function_transforms():
+    network, x = build("mlp")
+    linear = Linearized(network)
+    set_delta(linear)
+    with torch.inference_mode():
+        inferred = linear(x)
+    assert torch.equal(inferred, linear(x))
+    names = dict(linear.named_parameters())
+
+    def loss(parameters, sample):
+        return functional_call(linear, parameters, (sample[None],)).square().sum()
+
+    trainable = {n: p.detach() for n, p in names.items() if p.requires_grad}
+    per_sample = torch.func.vmap(torch.func.grad(loss), (None, 0))(trainable, x)
+    linear(x).square().sum().backward()
+    for n, gradient in per_sample.items():
+        assert close(gradient.sum(0), names[n].grad)
+
+
+def test_the_callers_network_is_left_alone():
+    network, x = build("resnet18-small-stem")
+    network.train()
+    before = copy.deepcopy(network.state_dict())
+    Linearized(network)(x)
+    assert network.training
+    assert all(p.requires_grad for p in network.parameters())
+    assert all(torch.equal(network.state_dict()[n], before[n]) for n in before)
+
+
+class Doubling(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, g):
+        return 2 * g
+
+
+class DoublingWithRule(Doubling):
+    @staticmethod
+    def jvp(ctx, tangent):
+        return 2 * tangent
+
+
+class Custom(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, x):
+        return self.function(x)
+
+
+class Branch(nn.Module):
+    def forward(self, x):
+        return x if x.sum().item() > 0 else -x
+
+
+def inside(module):
+    return nn.Sequential(nn.Linear(6, 6), nn.Sequential(nn.Tanh(), module), nn.Linear(6, 2)).double()
+
+
+def test_what_cannot_be_linearised_is_named():
+    x = vectors()
+    with pytest.raises(ValueError, match=r"cannot linearise '1\.1' \(Custom\): .*jvp"):
+        Linearized(inside(Custom(Doubling.apply)))(x)
+    with pytest.raises(ValueError, match=r"cannot linearise '1\.1' \(Branch\): it calls \.item\(\)"):
+        Linearized(inside(Branch()))(x)
+    with pytest.raises(ValueError, match=r"cannot linearise '1\.1' \(Custom\): it calls \.tolist\(\)"):
+        Linearized(inside(Custom(lambda x: x * x.tolist()[0][0])))(x)
+    norm = inside(nn.BatchNorm1d(6))
+    linear = Linearized(norm)
+    linear.base.train()
+    with pytest.raises(ValueError, match=r"'1\.1' \(BatchNorm1d\) is in training mode"):
+        linear(x)
+    with pytest.raises(ValueError, match=r"'1\.1' \(BatchNorm1d\) has no running statistics"):
+        Linearized(inside(nn.BatchNorm1d(6, track_running_stats=False)))
+
+
+def test_a_custom_function_with_a_forward_mode_rule_works():
+    network = inside(Custom(DoublingWithRule.apply))
+    linear = Linearized(network)
+    delta = set_delta(linear)
+    assert close(linear.split(vectors())[1], directional(network, delta, vectors()), 1e-6)
+
+
+def test_a_branch_that_leads_nowhere_trainable_is_fine():
+    """.item() on a value without a tangent loses nothing."""
+    network = inside(Branch())
+    linear = Linearized(network, train="2")
+    assert torch.equal(linear(vectors()), network(vectors()))
+
+
+def test_errors_of_the_network_itself_are_passed_on():
+    network, _ = build("mlp")
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        Linearized(network)(torch.ones(2, 5, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (("mlp",), TypeError, "takes an nn.Module, not str"),
+        ((MLP(), "5"), ValueError, "no parameter is named or lies under '5'"),
+        ((ViT(), "attentoin"), ValueError, "Did you mean 'attention'"),
+        ((MLP(), lambda name: False), ValueError, "no parameter is trainable"),
+        ((MLP(), []), ValueError, "no parameter is trainable"),
+        ((nn.ReLU(), None), ValueError, "no parameter is trainable: the network has 0"),
+    ],
+)
+def test_wrong_arguments(arguments, error, message):
+    module, *train = arguments
+    with pytest.raises(error, match=message):
+        Linearized(module, train=train[0] if train else None)
+
+
+def test_parameters_that_do_not_reach_the_output():
+    network = nn.ModuleDict({"used": MLP(), "unused": MLP()}).double()
+    network.forward = lambda x: network["used"](x)
+    with pytest.raises(ValueError, match=r"no trainable parameter reaches the output: unused\.0\.weight"):
+        Linearized(network, train="unused")(vectors())
+
+
+def test_inputs_helpers_are_deterministic():
+    assert torch.equal(images(), images())
+    assert torch.equal(tokens(), tokens())
