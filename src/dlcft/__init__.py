@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from dlcft.classifier import Classifier as Classifier
     from dlcft.curvature import Curvature as Curvature
     from dlcft.estimators import estimate as estimate
+    from dlcft.learner import Learner as Learner
     from dlcft.linearize import Linearized as Linearized
     from dlcft.losses import CrossEntropy as CrossEntropy
     from dlcft.losses import ScaledMSE as ScaledMSE
@@ -23,6 +24,7 @@ _HOMES = {
     "Classifier": "classifier",
     "CrossEntropy": "losses",
     "Curvature": "curvature",
+    "Learner": "learner",
     "Linearized": "linearize",
     "Memory": "memory",
     "ScaledMSE": "losses",
@@ -31,6 +33,7 @@ _HOMES = {
     "relu_to_leaky": "prepare",
 }
 __all__ = [  # noqa: RUF022 (the order of a first reading)
+    "Learner",
     "Linearized",
     "fold_batchnorm",
     "relu_to_leaky",

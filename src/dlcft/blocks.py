@@ -150,7 +150,8 @@ class Kronecker(Layer):
 
     def times(self, matrix: Tensor) -> Tensor:
         """See `Layer`."""
-        return self.left @ matrix @ self.right * self._factor
+        # Transposed, with both factors symmetric: `matrix @ right` takes a quarter longer where K = 9·512 + 1.
+        return (self.right @ (matrix.mT @ (self.left * self._factor))).mT.contiguous()
 
     @cached_property
     def _factor(self) -> Tensor:
@@ -196,8 +197,8 @@ class EigenKronecker(Layer):
 
     def times(self, matrix: Tensor) -> Tensor:
         """See `Layer`."""
-        rotated = self.left_vectors.mT @ matrix @ self.right_vectors
-        return self.left_vectors @ (self.values * rotated) @ self.right_vectors.mT
+        rotated = self.right_vectors.mT @ (matrix.mT @ self.left_vectors)  # transposed: as in `Kronecker`
+        return (self.right_vectors @ ((self.values.mT * rotated) @ self.left_vectors.mT)).mT.contiguous()
 
     def solve(self, delta: Mapping[str, Tensor], damping: float) -> Tensors:
         """See `Block`."""

@@ -104,7 +104,8 @@ def estimate(
         return _dense(tape, limited, loss, draws, generator, include_head, gradient)
     first: Mapping[str, Block] = {}
     if kind.basis is not None:
-        first, _, _ = _one_pass(kind.basis, {}, tape, limited, loss, draws, generator, include_head, False)
+        sampled = include_head and not loss.is_quadratic  # else the head's block is exact, and needs no basis
+        first, _, _ = _one_pass(kind.basis, {}, tape, limited, loss, draws, generator, sampled, False)
     blocks, count, summed = _one_pass(kind, first, tape, limited, loss, draws, generator, include_head, gradient)
     return Estimate(_finished(blocks, tape), count, _mean(summed, count, include_head, tape) if gradient else None)
 

@@ -1,0 +1,196 @@
+"""Recipes: the paper's methods, and ours, as settings. One screen.
+
+The paper leaves open: strengths of LwF/EWC/MAS/OSLA, epochs, batch size, schedule, DER's α and β, the replay batch.
+What stands here is a starting point; a comparison tunes them with the same budget for every method.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from dlcft.buffer import Buffer
+from dlcft.losses import LOSSES, Loss, ScaledMSE
+from dlcft.methods import Finetune, LwF, Method, Quadratic, Replay, Ridge
+
+Scenario = Literal["data-il", "task-il", "class-il"]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a learner learns: model, loss, optimiser and method. Every field is a switch.
+
+    Attributes:
+        method: "finetune", "quadratic", "lwf", "replay" or "ridge".
+        linear: whether the backbone is linearised (its BatchNorm folded) or trained as it is.
+        strict: the truly linear model, see `Classifier`.
+        loss: "mse" or "cross-entropy".
+        scale: α of the squared loss.
+        optimizer: "adam" or "sgd".
+        lr: learning rate.
+        momentum: of SGD.
+        weight_decay: coupled L2; on ψ it pulls to the pre-trained weights.
+        schedule: "constant" or "cosine".
+        epochs: passes over a task.
+        batch_size: samples a step.
+        clip: largest norm of a step's gradient, or None.
+        augment: see `Augmentation`.
+        curvature: an estimator's name.
+        draws: output gradients a sample; None for exact.
+        curvature_samples: how many samples the curvature is estimated from; None for all.
+        weigh_by: "tasks" or "samples".
+        mean: the paper's weighted mean of new and old, or `L_data + strength·w̄·L_reg`.
+        strength: λ of the quadratic baselines and LwF.
+        first_order: whether the memory keeps the gradient too.
+        head: "zero" or "ridge": what a new head starts from.
+        buffer: how many past samples may be kept, 0 for none.
+        balance: the paper's λ between penalty and replay.
+        replay_batch: samples replayed a step.
+        replay_logits: DER's α.
+        replay_labels: DER++'s β; 1 for ER.
+        temperature: of LwF.
+        projection: random features of ranpac; 0 for none.
+        ridge: strength relative to standardised features; None to choose it from the sums.
+        batchnorm: "first" trains BatchNorm's statistics in the first task only, as the paper; "frozen" never.
+    """
+
+    method: str = "finetune"
+    linear: bool = True
+    strict: bool = False
+    loss: str = "mse"
+    scale: float = 15.0
+    optimizer: str = "adam"
+    lr: float = 1e-4
+    momentum: float = 0.9
+    weight_decay: float = 1e-5
+    schedule: str = "constant"
+    epochs: int = 5
+    batch_size: int = 32
+    clip: float | None = None
+    augment: str = "none"
+    curvature: str = "exact-tk"
+    draws: int | None = 1
+    curvature_samples: int | None = None
+    weigh_by: str = "tasks"
+    mean: bool = True
+    strength: float = 1.0
+    first_order: bool = False
+    head: str = "zero"
+    buffer: int = 0
+    balance: float = 0.5
+    replay_batch: int = 32
+    replay_logits: float = 0.0
+    replay_labels: float = 1.0
+    temperature: float = 2.0
+    projection: int = 0
+    ridge: float | None = None
+    batchnorm: str = "first"
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be meant."""
+        for name, accepted in _CHOICES.items():
+            if getattr(self, name) not in accepted:
+                raise ValueError(
+                    f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(map(repr, accepted))}."
+                )
+        for name in ("lr", "scale", "temperature"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be positive.")
+        for name in ("epochs", "batch_size", "replay_batch"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1.")
+        if not 0 <= self.balance <= 1:
+            raise ValueError(f"balance is {self.balance}; it must lie between 0 and 1.")
+        if self.strict and not self.linear:
+            raise ValueError("strict=True needs linear=True.")
+
+    def with_settings(self, settings: dict[str, Any]) -> Recipe:
+        """The recipe with some fields changed.
+
+        Raises:
+            ValueError: when a setting is unknown.
+        """
+        unknown = [name for name in settings if name not in self.__dataclass_fields__]
+        if unknown:
+            raise ValueError(f"unknown setting {unknown[0]!r}; known: {', '.join(self.__dataclass_fields__)}.")
+        return replace(self, **settings)
+
+    def make_loss(self) -> Loss:
+        """The loss it names."""
+        return ScaledMSE(self.scale) if self.loss == "mse" else LOSSES[self.loss]()
+
+    def make_method(self, scenario: Scenario) -> Method:
+        """A fresh method, without a memory yet.
+
+        Raises:
+            ValueError: when the method is not defined in the scenario.
+        """
+        if self.method == "quadratic":
+            # a buffer belongs to class-incremental learning; elsewhere the paper's method has none
+            keep = self.buffer and scenario == "class-il"
+            return Quadratic(
+                self.curvature,
+                include_head=scenario != "task-il",
+                weigh_by=self.weigh_by,
+                mean=self.mean,
+                strength=self.strength,
+                first_order=self.first_order,
+                draws=self.draws,
+                curvature_samples=self.curvature_samples,
+                buffer=Buffer(self.buffer) if keep else None,
+                balance=self.balance,
+                replay_batch=self.replay_batch,
+            )
+        if self.method == "lwf":
+            return LwF(self.strength, self.temperature)
+        if self.method == "replay":
+            if self.buffer < 1:
+                raise ValueError("replay needs buffer= at least 1.")
+            return Replay(Buffer(self.buffer), self.replay_logits, self.replay_labels, self.replay_batch)
+        if self.method == "ridge":
+            return Ridge(self.ridge, self.weigh_by, self.scale)
+        return Finetune()
+
+
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "method": ("finetune", "quadratic", "lwf", "replay", "ridge"),
+    "loss": tuple(LOSSES),
+    "optimizer": ("adam", "sgd"),
+    "schedule": ("constant", "cosine"),
+    "weigh_by": ("tasks", "samples"),
+    "head": ("zero", "ridge"),
+    "batchnorm": ("first", "frozen"),
+}
+
+_NONLINEAR = Recipe(linear=False, loss="cross-entropy", optimizer="sgd", lr=1e-3)
+_BASELINE = replace(_NONLINEAR, method="quadratic", mean=False)
+_REPLAY = replace(_NONLINEAR, method="replay", buffer=500)
+_FROZEN = Recipe(method="ridge", linear=False, weigh_by="samples", batchnorm="frozen", batch_size=256)
+_DLCFT = Recipe(method="quadratic", curvature="exact-tk", first_order=True, head="ridge", lr=1e-3)
+
+RECIPES: dict[str, Recipe] = {
+    # the paper's nonlinear baselines
+    "none": _NONLINEAR,
+    "joint": _NONLINEAR,
+    "lwf": replace(_NONLINEAR, method="lwf"),
+    "ewc": replace(_BASELINE, curvature="diagonal"),
+    "mas": replace(_BASELINE, curvature="mas"),
+    "osla": replace(_BASELINE, curvature="kfac"),
+    "er": _REPLAY,
+    "der": replace(_REPLAY, replay_logits=0.3, replay_labels=0.0),
+    "derpp": replace(_REPLAY, replay_logits=0.1, replay_labels=0.5),
+    # the paper's own, to the letter: a buffer of 500 in class-incremental learning
+    "dlcft-paper": Recipe(method="quadratic", curvature="tkfac", buffer=500),
+    # ours, and its parts
+    "dlcft": _DLCFT,
+    "dlcft-diagonal": replace(_DLCFT, curvature="diagonal"),
+    "dlcft-kfac": replace(_DLCFT, curvature="kfac"),
+    "dlcft-tkfac": replace(_DLCFT, curvature="tkfac"),
+    "dlcft-ekfac": replace(_DLCFT, curvature="exact-ekfac"),
+    "dlcft-replay": replace(_DLCFT, buffer=500),
+    "none-linear": replace(_DLCFT, method="finetune"),
+    "joint-linear": replace(_DLCFT, method="finetune"),
+    # frozen features, closed form
+    "ridge": _FROZEN,
+    "ranpac": replace(_FROZEN, projection=4000),
+}

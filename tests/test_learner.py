@@ -1,0 +1,368 @@
+"""Every recipe in every scenario; growth; the loop; and what happens when something goes wrong."""
+
+import copy
+import gc
+import itertools
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+from dlcft import Learner
+from dlcft.methods import Finetune, Quadratic, Replay
+from dlcft.progress import Progress, reporter
+from dlcft.recipes import RECIPES, Recipe
+
+FAST = {"epochs": 2, "batch_size": 8}
+SMALL = {"ranpac": {"projection": 32}}
+
+
+class Net(nn.Module):
+    """A small pre-trained-like network with BatchNorm."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.bn, self.act = nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(inplace=True)
+        self.out = nn.Linear(4 * 16, 6)
+
+    def forward(self, x):
+        return torch.tanh(self.out(self.act(self.bn(self.conv(x))).flatten(1)))
+
+
+def backbone():
+    torch.manual_seed(0)
+    return Net().eval()
+
+
+def data(classes, n=24, seed=0, shift=0.0):
+    """Images whose mean pattern tells the class."""
+    generator = torch.Generator().manual_seed(seed)
+    patterns = torch.randn(10, 1, 4, 4, generator=torch.Generator().manual_seed(99))
+    y = torch.tensor([classes[i % len(classes)] for i in range(n)])
+    return 2 * patterns[y] + 0.3 * torch.randn(n, 1, 4, 4, generator=generator) + shift, y
+
+
+def make(name, scenario="class-il", **settings):
+    options = {**({} if RECIPES[name].method == "ridge" else FAST), **SMALL.get(name, {}), **settings}
+    return Learner(backbone(), name, scenario=scenario, device="cpu", **options)
+
+
+def weights(learner):
+    return {n: p.detach().clone() for n, p in learner.model.state_dict().items()}
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
+
+
+@pytest.mark.parametrize("scenario", ["data-il", "task-il", "class-il"])
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_in_every_scenario(name, scenario):
+    learners = [make(name, scenario) for _ in range(2)]
+    tasks = {
+        "data-il": [data([0, 1, 2], seed=1), data([0, 1, 2], seed=2, shift=0.5)],
+        "task-il": [data([0, 1], seed=1), data([2, 3], seed=2)],
+        "class-il": [data([0, 1], seed=1), data([2, 3, 1], seed=2)],
+    }[scenario]
+    for learner in learners:
+        for t, task in enumerate(tasks):
+            learner.learn(task, head=f"t{t}" if scenario == "task-il" else None)
+    one, two = learners
+    assert same(weights(one), weights(two)), "a seed fixes everything"
+    head = "t1" if scenario == "task-il" else None
+    outputs = one.outputs(tasks[1][0], head=head)
+    assert torch.isfinite(outputs).all()
+    assert outputs.shape[1] == {"data-il": 3, "task-il": 2, "class-il": 4}[scenario]
+    result = one.evaluate(tasks[1], head=head)
+    assert 0 <= result["accuracy"] <= 1
+    predicted = one.predict(tasks[1][0], head=head)
+    assert sum(p == y for p, y in zip(predicted, tasks[1][1].tolist(), strict=True)) / 24 == result["accuracy"]
+    remembers = RECIPES[name].method == "quadratic" or (RECIPES[name].method == "ridge" and scenario != "task-il")
+    assert (one.predicted_increase() is not None) is remembers
+    assert one.tasks == len(one.history) == 2
+
+
+def test_the_seed_matters_and_so_does_training():
+    one, two = make("dlcft"), make("dlcft", seed=1)
+    for learner in (one, two):
+        learner.learn(data([0, 1]))
+    assert not same(weights(one), weights(two))
+    assert one.history[0]["loss"][-1] < one.history[0]["loss"][0]
+    assert one.evaluate(data([0, 1], seed=5))["accuracy"] > 0.9
+
+
+def test_growth_keeps_old_logits_and_extends_everything():
+    learner = make("dlcft-replay", epochs=1)
+    learner.learn(data([0, 1]))
+    method = learner.method
+    assert isinstance(method, Quadratic)
+    x = data([0, 1], seed=7)[0]
+    rows = learner.model.head("main").weight.detach().clone()
+    before, anchor = learner.outputs(x), method.memory.anchor["heads.main.weight"].clone()
+    learner.model.grow("main", 4)
+    method.grown(learner.model.head_names("main"), 4)
+    after = learner.outputs(x)
+    assert torch.equal(learner.model.head("main").weight[:2], rows)
+    assert torch.allclose(
+        after[:, :2], before, rtol=1e-6, atol=1e-6
+    )  # a wider product may round its last bit elsewhere
+    assert (after[:, 2:] == 0).all()
+    assert torch.equal(method.memory.anchor["heads.main.weight"][:2], anchor)
+    assert method.memory.gradient["heads.main.weight"].shape[0] == 4
+    assert method.memory.predicted_increase(learner.model.params("main")) == pytest.approx(0, abs=1e-6)
+    assert len(method.buffer) == 24
+
+
+@pytest.mark.parametrize("name", ["lwf", "der", "derpp", "ewc", "dlcft-paper"])
+def test_memories_survive_growth(name):
+    learner = make(name)
+    for t, classes in enumerate(([0, 1], [2], [3, 4, 0])):
+        learner.learn(data(classes, seed=t))
+    assert learner.labels() == [0, 1, 2, 3, 4]
+    assert learner.outputs(data([0])[0]).shape[1] == 5
+
+
+def test_a_memory_forgets_less():
+    accuracy = {}
+    for name in ("none-linear", "dlcft", "dlcft-replay"):
+        learner = make(name, epochs=15, lr=1e-2)
+        learner.learn(data([0, 1], n=40, seed=1))
+        learner.learn(data([2, 3], n=40, seed=2))
+        accuracy[name] = learner.evaluate(data([0, 1], n=40, seed=3))["accuracy"]
+    assert accuracy["dlcft"] > accuracy["none-linear"]
+    assert accuracy["dlcft-replay"] > accuracy["none-linear"]
+
+
+@pytest.mark.parametrize("name", ["ridge", "ranpac"])
+def test_ridge_is_exact_for_any_order(name):
+    """In sequence, in another order, and at once: the same weights."""
+    parts = [data([0, 1], seed=1), data([2], n=10, seed=2), data([1, 3], n=7, seed=3)]
+    joined = tuple(torch.cat(column) for column in zip(*parts, strict=True))
+    reference = None
+    for stream in (parts, parts[::-1], [joined]):
+        learner = make(name, ridge=0.1)
+        learner.method.sums = None
+        for part in stream:
+            learner.learn(part)
+        order = [learner.labels().index(label) for label in range(4)]
+        outputs = learner.outputs(joined[0])[:, order]
+        reference = outputs if reference is None else reference
+        assert torch.allclose(outputs, reference, atol=1e-4)
+        sums = learner.method.sums["main"]
+        assert sums.samples == len(joined[1])
+
+
+def test_ridge_predicts_the_rise_of_the_old_loss_exactly():
+    learner = make("ridge", ridge=0.1)
+    old, new = data([0, 1], seed=1), data([2, 0], seed=2)
+    learner.learn(old)
+    before = learner.evaluate(old)["loss"]
+    learner.learn(new)
+    # the old targets of the new output are zero, so the loss is comparable
+    assert learner.predicted_increase() == pytest.approx(learner.evaluate(old)["loss"] - before, rel=1e-3)
+
+
+ABLATION = [
+    {"linear": linear, "loss": loss, "curvature": curvature}
+    for linear in (True, False)
+    for loss in ("mse", "cross-entropy")
+    for curvature in ("kfac", "tkfac", "diagonal")
+]
+
+
+@pytest.mark.parametrize("cell", ABLATION, ids=str)
+def test_every_cell_of_the_ablation_is_a_switch(cell):
+    learner = make("dlcft-paper", "data-il", **cell)
+    learner.learn(data([0, 1], seed=1))
+    learner.learn(data([0, 1], seed=2))
+    assert learner.predicted_increase() is not None
+
+
+def test_joint_training_with_one_head_a_task():
+    learner = make("joint-linear", "task-il", epochs=3)
+    learner.learn_jointly({"a": data([0, 1], seed=1), "b": data([2, 3], seed=2)})
+    assert learner.evaluate(data([2, 3], seed=3), head="b")["accuracy"] > 0.9
+    with pytest.raises(ValueError, match="learn_jointly is for 'task-il'"):
+        make("joint").learn_jointly({"a": data([0, 1])})
+
+
+def test_batchnorm_learns_in_the_first_task_only():
+    learner = make("none")
+    learner.learn(data([0, 1], seed=1))
+    first = weights(learner)["backbone.bn.running_mean"]
+    assert not torch.equal(first, backbone().bn.running_mean)
+    learner.learn(data([0, 1], seed=2))
+    assert torch.equal(weights(learner)["backbone.bn.running_mean"], first)
+    frozen = make("none", batchnorm="frozen")
+    frozen.learn(data([0, 1], seed=1))
+    assert torch.equal(weights(frozen)["backbone.bn.running_mean"], backbone().bn.running_mean)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_no_reference_to_the_data_is_kept(name):
+    learner = make(name)
+    x, y = data([0, 1])
+    watched = weakref.ref(x)
+    learner.learn((x, y))
+    del x
+    gc.collect()
+    assert watched() is None
+
+
+@pytest.mark.parametrize("name", ["none", "dlcft", "er", "lwf"])
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_diverging_task_leaves_the_learner_as_it_was(name, before):
+    learner = make(name)
+    for t in range(before):
+        learner.learn(data([0, 1], seed=t))
+    kept = copy.deepcopy(weights(learner)) if before else None
+    x, y = data([1, 2])
+    broken = x.clone()
+    broken[-1] = float("nan")
+    with pytest.raises((FloatingPointError, ValueError), match=r"as it was before this task|finite numbers are needed"):
+        learner.learn((broken, y))
+    assert learner.tasks == before
+    if before:
+        assert same(weights(learner), kept)
+        assert learner.labels() == [0, 1]
+    learner.learn((x, y))
+    fresh = make(name)
+    for t in range(before):
+        fresh.learn(data([0, 1], seed=t))
+    fresh.learn((x, y))
+    assert same(weights(learner), weights(fresh))
+
+
+def test_labels_by_name():
+    learner = make("dlcft", epochs=1)
+    x, _ = data([0, 1])
+    learner.learn((x, ["dog", "cat"] * 12))
+    learner.learn((x.numpy(), ["ant", "dog"] * 12))
+    assert learner.labels() == ["cat", "dog", "ant"]
+    assert set(learner.predict(x)) <= {"cat", "dog", "ant"}
+    assert learner.evaluate((x, ["bee"] * 24))["accuracy"] == 0
+
+
+def test_a_dataset_and_several_inputs():
+    x, y = data([0, 1])
+    learner = make("dlcft", epochs=1)
+    learner.learn(torch.utils.data.TensorDataset(x, y))
+    plain = make("dlcft", epochs=1)
+    plain.learn((x, y))
+    assert same(weights(learner), weights(plain))
+
+    class Pair(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(16, 5)
+
+        def forward(self, left, right):
+            return torch.tanh(self.layer(left.flatten(1) + right.flatten(1)))
+
+    torch.manual_seed(0)
+    pair = Learner(Pair(), "dlcft", device="cpu", **FAST)
+    pair.learn(({"left": x, "right": x}, y))
+    assert len(pair.predict({"left": x, "right": x})) == 24
+
+
+def test_augmentation_schedule_clipping_and_precision():
+    x, y = data([0, 1])
+    plain = make("dlcft")
+    plain.learn((x, y))
+    for settings in ({"augment": "crop1+flip"}, {"schedule": "cosine"}, {"clip": 0.01}, {"amp": True}):
+        changed = make("dlcft", **settings)
+        changed.learn((x, y))
+        assert not same(weights(changed), weights(plain)), settings
+        assert all(torch.isfinite(w).all() for w in weights(changed).values())
+
+
+def test_progress_is_quiet_off_a_terminal(capsys):
+    seen = []
+    learner = make("dlcft")
+    learner.learn(data([0, 1]), progress=seen.append)
+    assert len(seen) == 2 * 3
+    assert seen[-1].share == 1
+    assert seen[-1].epoch == seen[-1].epochs == 2
+    assert all(a.share < b.share for a, b in itertools.pairwise(seen))
+    make("dlcft").learn(data([0, 1]))
+    assert capsys.readouterr() == ("", "")
+
+
+def test_progress_on_a_terminal(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    show = reporter(True)
+    show(Progress(0, 1, 2, 3.5, 0.5, 12.0))
+    show(Progress(0, 2, 2, 3.5, 1.0, 0.0))
+    said = capsys.readouterr().err
+    assert "task 1  epoch 1/2   50%  loss 3.5  12 s left" in said
+    assert said.endswith("\r")
+
+
+class Halved(Finetune):
+    """A method of one's own."""
+
+    def objective(self, task, batch):
+        return 0.5 * super().objective(task, batch)
+
+
+def test_a_method_of_ones_own():
+    learner = Learner(backbone(), "none-linear", custom=Halved(), device="cpu", **FAST)
+    learner.learn(data([0, 1]))
+    plain = make("none-linear")
+    plain.learn(data([0, 1]))
+    assert learner.history[0]["loss"][0] < plain.history[0]["loss"][0]
+
+
+def test_der_compares_stored_columns_only():
+    learner = make("der", epochs=1)
+    learner.learn(data([0, 1]))
+    assert isinstance(learner.method, Replay)
+    learner.learn(data([2, 3]))
+    drawn = learner.method.buffer.sample(48, torch.Generator().manual_seed(0))
+    assert set(drawn.columns.tolist()) == {2, 4}
+    assert not drawn.stored[drawn.columns == 2][:, 2:].any()
+
+
+@pytest.mark.parametrize(
+    ("action", "error", "message"),
+    [
+        (lambda: make("dlcft", "online"), ValueError, "scenario is 'online'; it must be"),
+        (lambda: Learner(backbone(), "dlfct"), ValueError, "unknown method 'dlfct'; known: none"),
+        (lambda: make("dlcft", learning_rate=1), ValueError, "unknown setting 'learning_rate'; known: method"),
+        (lambda: make("dlcft", lr=0), ValueError, "lr is 0; it must be positive"),
+        (lambda: make("dlcft", epochs=0), ValueError, "epochs is 0; it must be at least 1"),
+        (lambda: make("dlcft", loss="hinge"), ValueError, "loss is 'hinge'; it must be one of 'mse', 'cross-entropy'"),
+        (lambda: make("dlcft", balance=2), ValueError, "balance is 2; it must lie between 0 and 1"),
+        (lambda: make("er", buffer=0), ValueError, "replay needs buffer= at least 1"),
+        (lambda: make("none", train="conv"), ValueError, "train= is for linearised recipes"),
+        (lambda: make("dlcft", augment="blur"), ValueError, "blur"),
+        (lambda: Learner(backbone(), device="tpu"), ValueError, "device is 'tpu'; it must be 'auto' or"),
+        (lambda: Learner("resnet18"), TypeError, "the backbone is a str; an nn.Module is needed"),
+        (lambda: Learner(backbone(), new_labels="maybe"), ValueError, "new_labels is 'maybe'"),
+        (lambda: make("dlcft").predict(data([0])[0]), ValueError, "head is None; learned so far: none"),
+        (lambda: make("dlcft").learn(data([0, 1]), head="a"), ValueError, "head= is for 'task-il', not 'class-il'"),
+        (lambda: make("dlcft", "task-il").learn(data([0, 1])), ValueError, "every task needs a head= name"),
+        (lambda: make("dlcft").learn(42), TypeError, "data is a int; give a pair"),
+        (
+            lambda: make("dlcft").learn((torch.ones(2, 1, 4, 4), [1])),
+            ValueError,
+            r"there are \[2\] inputs and 1 labels",
+        ),
+        (lambda: make("dlcft").learn((torch.ones(0, 1, 4, 4), [])), ValueError, "the data set is empty"),
+        (lambda: Learner(nn.Conv2d(1, 2, 3)).learn(data([0, 1])), ValueError, "must map a batch to a batch × features"),
+        (lambda: Recipe(linear=False, strict=True), ValueError, "strict=True needs linear=True"),
+    ],
+)
+def test_wrong_input(action, error, message):
+    with pytest.raises(error, match=message):
+        action()
+
+
+def test_new_labels_may_be_refused():
+    learner = make("dlcft", "data-il")
+    learner.learn(data([0, 1]))
+    before = weights(learner)
+    with pytest.raises(ValueError, match=r"label 5 is new; with new_labels='error' only \[0, 1\] are accepted"):
+        learner.learn(data([0, 5]))
+    assert same(weights(learner), before)
