@@ -335,7 +335,7 @@ def main() -> None:
     if not options.quick:  # first: a process that is started by a large one is born with its peak
         peaks = {name: peak_memory(heaviest, name, width, "small", 32, samples) for name in ESTIMATORS}
     beside_a_step(width, (32, 128), rounds)
-    beside_others(width, samples, rounds)
+    beside_others(width, 2 * samples, 1)
     beside_training(width, "imagenet", 64, 2 * samples, rounds, {})
     beside_training(width, "small", 32, samples, rounds, peaks)
     part_of_the_samples(*((128, 2) if options.quick else (512, 8)), 1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import resource
 import statistics
 import time
 from collections.abc import Callable
@@ -23,16 +22,17 @@ def medians(programs: dict[str, Callable[[], object]], rounds: int = 7) -> dict[
     return {name: statistics.median(seconds) for name, seconds in times.items()}
 
 
-def _resident() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+def _status(field: str) -> int:
+    """Bytes of VmRSS (resident now) or VmHWM (at the peak of this program, not of what started it)."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(field)) * 1024
 
 
 def _peak(prepare: Callable[..., Callable[[], object]], arguments: tuple, answer) -> None:
     program = prepare(*arguments)
-    before = _resident()
+    before = _status("VmRSS")
     program()
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    answer.send(max(0, peak - before))
+    answer.send(max(0, _status("VmHWM") - before))
 
 
 def peak_memory(prepare: Callable[..., Callable[[], object]], *arguments: object) -> int:

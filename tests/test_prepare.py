@@ -75,6 +75,13 @@ def test_folding_special_cases(name, affine):
     assert sum(isinstance(m, FrozenAffine) for m in folded.modules()) == affine
 
 
+def test_folded_layers_are_trainable_if_they_were():
+    """A bias that folding creates learns like the layer that it belongs to."""
+    network, _ = build("resnet18-small-stem")
+    assert all(p.requires_grad for p in fold_batchnorm(network).parameters())
+    assert not any(p.requires_grad for p in fold_batchnorm(network.requires_grad_(False)).parameters())
+
+
 def test_a_norm_without_a_convolution_becomes_a_frozen_affine_map():
     network, x = build("pre-activation")
     folded = check_folded(network, x)

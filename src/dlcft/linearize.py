@@ -234,6 +234,10 @@ class _ForwardMode(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in _LAYERS:
             return _layer(func, *args, **kwargs)
+        if func in (F.relu, torch.relu):
+            return _rectifier(args[0] if args else kwargs["input"], 0.0)
+        if func is F.leaky_relu:
+            return _leaky(*args, **kwargs)
         if func is F.batch_norm:
             return _frozen_norm(*args, **kwargs)
         if func in _NUMBERS and forward_ad.unpack_dual(args[0]).tangent is not None:
@@ -269,6 +273,8 @@ def _layer(func: Any, x: Tensor, weight: Tensor, bias: Tensor | None = None, *ar
     weight, dweight = forward_ad.unpack_dual(weight)
     bias, dbias = (None, None) if bias is None else forward_ad.unpack_dual(bias)
     value = func(x, weight, bias, *args, **kwargs)
+    if func is F.conv2d and dx is not None and dweight is not None and _plain(args, kwargs):
+        return forward_ad.make_dual(value, _ConvolutionChange.apply(x, dx, weight, dweight, dbias, *args))  # type: ignore[no-any-return]
     change = None
     if dweight is not None:
         change = func(x, dweight, dbias, *args, **kwargs)
@@ -276,8 +282,60 @@ def _layer(func: Any, x: Tensor, weight: Tensor, bias: Tensor | None = None, *ar
         change = dbias.view(-1, *[1] * (weight.dim() - 2)).to(value.dtype).expand_as(value)
     if dx is not None:
         carried = func(dx, weight, None, *args, **kwargs)
-        change = carried if change is None else carried.add_(change)
+        change = carried if change is None else carried + change
     return value if change is None else forward_ad.make_dual(value, change)  # type: ignore[no-any-return]
+
+
+def _plain(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a convolution is called as `nn.Conv2d` does, with tuples of numbers, in one precision."""
+    complete = len(args) == 4 and not kwargs and all(isinstance(a, tuple) for a in args[:3])
+    return complete and not torch.is_autocast_enabled("cpu") and not torch.is_autocast_enabled("cuda")
+
+
+class _ConvolutionChange(torch.autograd.Function):
+    """`conv(x; ΔW, Δb) + conv(Δx; W)`, which keeps x for the backward pass but not Δx.
+
+    Torch's own convolution keeps its input also where only the gradient of that input is wanted, which does not
+    depend on it.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, dx: Tensor, weight: Tensor, dweight: Tensor, dbias: Tensor | None, *how: Any) -> Tensor:
+        return F.conv2d(dx, weight, None, *how) + F.conv2d(x, dweight, dbias, *how)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, _, weight, _, _, *ctx.how = inputs
+        ctx.save_for_backward(x, weight)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        stride, padding, dilation, groups = ctx.how
+        _, of_dx, _, of_dweight, of_dbias, *rest = ctx.needs_input_grad
+        geometry = (stride, padding, dilation, False, (0, 0), groups)
+        grads = torch.ops.aten.convolution_backward(
+            g, x, weight, [len(weight)], *geometry, (of_dx, of_dweight, of_dbias)
+        )
+        return None, grads[0], None, grads[1], grads[2], *[None] * len(rest)
+
+
+def _leaky(input: Tensor, negative_slope: float = 0.01, inplace: bool = False) -> Tensor:
+    if negative_slope < 0:  # then the result does not tell on which side of zero the input was
+        return F.leaky_relu(input, negative_slope)
+    return _rectifier(input, negative_slope)
+
+
+def _rectifier(x: Tensor, slope: float) -> Tensor:
+    """ReLU and LeakyReLU, whose derivative is read off the result: the layer above keeps it anyway, not the input."""
+    x, dx = forward_ad.unpack_dual(x)
+    value = F.leaky_relu(x, slope) if slope else torch.relu(x)
+    if dx is None:
+        return value
+    change = torch.ops.aten.leaky_relu_backward(dx, value, slope, True)
+    return forward_ad.make_dual(value, change)  # type: ignore[no-any-return]
 
 
 def _frozen_norm(

@@ -31,7 +31,9 @@ def fold_batchnorm(module: nn.Module) -> nn.Module:
     for layer_name, norm_name in list(_norm_pairs(folded)):
         norm = folded.get_submodule(norm_name)
         assert isinstance(norm, _BatchNorm)
-        folded.set_submodule(layer_name, _fuse(folded.get_submodule(layer_name), norm))
+        layer = folded.get_submodule(layer_name)
+        trainable = any(p.requires_grad for p in (*layer.parameters(), *norm.parameters()))
+        folded.set_submodule(layer_name, _fuse(layer, norm).requires_grad_(trainable))
         folded.set_submodule(norm_name, nn.Identity())
     for name, norm in list(folded.named_modules()):
         if isinstance(norm, _BatchNorm):
