@@ -93,7 +93,7 @@ def test_the_seed_matters_and_so_does_training():
 
 
 def test_growth_keeps_old_logits_and_extends_everything():
-    learner = make("dlcft-replay", epochs=1)
+    learner = make("dlcft-replay", epochs=1, first_order=True)
     learner.learn(data([0, 1]))
     method = learner.method
     assert isinstance(method, Quadratic)
