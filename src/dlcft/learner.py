@@ -199,7 +199,7 @@ class Learner:
 
     def _learn(self, tasks: dict[str, Samples], progress: bool | Report) -> None:
         labels = {head: self._extended(head, samples) for head, samples in tasks.items()}
-        kept = self._snapshot()
+        kept, learned = self._snapshot(), False
         try:
             self._build(next(iter(tasks.values())))
             contexts = [self._context(head, samples, labels[head]) for head, samples in tasks.items()]
@@ -212,9 +212,10 @@ class Learner:
             self.method.increase = None
             for context in contexts:
                 self.method.finish(context)
-        except BaseException:
-            self._restore(kept)
-            raise
+            learned = True
+        finally:
+            if not learned:  # whatever the reason, an interruption among them
+                self._restore(kept)
         self.history.append(
             {
                 "task": self.tasks,

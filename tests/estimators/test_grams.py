@@ -133,16 +133,16 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(request.param)
 
 
-def close(actual: Tensor, expected: Tensor) -> None:
+def assert_near(actual: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(actual, expected, **TOLERANCE)
 
 
 def test_patches_are_gradients_of_single_positions(case: Case) -> None:
-    close(grams.patches(case.layer, case.xs), case.a)
+    assert_near(grams.patches(case.layer, case.xs), case.a)
 
 
 def test_output_rows(case: Case) -> None:
-    close(grams.output_rows(case.layer, case.gs), case.g)
+    assert_near(grams.output_rows(case.layer, case.gs), case.g)
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -151,14 +151,14 @@ def test_grams(case: Case, way: str, weighted: bool) -> None:
     weights = torch.randn(shape, dtype=torch.float64) if weighted else None
     w = torch.ones(shape, dtype=torch.float64) if weights is None else weights
     positions = case.g.shape[2]
-    close(grams.input_gram(case.layer, case.xs, weights), torch.einsum("nq,nqsk,nqsl->qkl", w, case.a, case.a))
+    assert_near(grams.input_gram(case.layer, case.xs, weights), torch.einsum("nq,nqsk,nqsl->qkl", w, case.a, case.a))
     expected = torch.einsum("nq,nqso,nqsp->qop", w, case.g, case.g) / positions
-    close(grams.output_gram(case.layer, case.gs, weights), expected)
+    assert_near(grams.output_gram(case.layer, case.gs, weights), expected)
 
 
 def test_traces(case: Case, way: str) -> None:
-    close(grams.input_traces(case.layer, case.xs), case.a.square().sum((2, 3)))
-    close(grams.output_traces(case.layer, case.gs), case.g.square().sum(3).mean(2))
+    assert_near(grams.input_traces(case.layer, case.xs), case.a.square().sum((2, 3)))
+    assert_near(grams.output_traces(case.layer, case.gs), case.g.square().sum(3).mean(2))
 
 
 def test_per_sample_gradients_are_autograds(case: Case) -> None:
@@ -167,18 +167,18 @@ def test_per_sample_gradients_are_autograds(case: Case) -> None:
     for n in range(SAMPLES):
         pairs = zip(case.xs, case.gs, strict=True)
         loss = sum((case.layer(x[n : n + 1]) * g[n]).sum() for x, g in pairs)
-        close(actual[n], parameter_matrix(case.layer, torch.autograd.grad(loss, parameters)))
+        assert_near(actual[n], parameter_matrix(case.layer, torch.autograd.grad(loss, parameters)))
 
 
 def test_gradient_grams(case: Case, way: str) -> None:
     phi, psi, delta = grams.gradient_grams(case.layer, case.xs, case.gs)
-    close(phi, torch.einsum("nqok,nqol->qkl", case.d, case.d))
-    close(psi, torch.einsum("nqok,nqpk->qop", case.d, case.d))
-    close(delta, case.d.square().sum((0, 2, 3)))
+    assert_near(phi, torch.einsum("nqok,nqol->qkl", case.d, case.d))
+    assert_near(psi, torch.einsum("nqok,nqpk->qop", case.d, case.d))
+    assert_near(delta, case.d.square().sum((0, 2, 3)))
 
 
 def test_squared_gradient(case: Case, way: str) -> None:
-    close(grams.squared_gradient(case.layer, case.xs, case.gs), case.d.square().sum(0))
+    assert_near(grams.squared_gradient(case.layer, case.xs, case.gs), case.d.square().sum(0))
 
 
 def test_rotated_squares(case: Case, way: str) -> None:
@@ -186,14 +186,14 @@ def test_rotated_squares(case: Case, way: str) -> None:
     left = torch.linalg.qr(torch.randn(groups, outputs, outputs, dtype=torch.float64)).Q
     right = torch.linalg.qr(torch.randn(groups, columns, columns, dtype=torch.float64)).Q
     expected = (left.mT @ case.d @ right).square().sum(0)
-    close(grams.rotated_squares(case.layer, case.xs, case.gs, left, right), expected)
+    assert_near(grams.rotated_squares(case.layer, case.xs, case.gs, left, right), expected)
 
 
 @pytest.mark.parametrize("name", ["linear", "linear-tokens", "3x3-bias", "3x3-stride", "depthwise"])
 def test_batch_of_one(name: str) -> None:
     case = make_case(name, samples=1)
-    close(grams.input_gram(case.layer, case.xs), torch.einsum("nqsk,nqsl->qkl", case.a, case.a))
-    close(grams.gradient_grams(case.layer, case.xs, case.gs)[0], torch.einsum("nqok,nqol->qkl", case.d, case.d))
+    assert_near(grams.input_gram(case.layer, case.xs), torch.einsum("nqsk,nqsl->qkl", case.a, case.a))
+    assert_near(grams.gradient_grams(case.layer, case.xs, case.gs)[0], torch.einsum("nqok,nqol->qkl", case.d, case.d))
 
 
 @pytest.mark.parametrize("name", ["3x3", "3x3-bias", "groups", "linear-tokens"])
@@ -205,7 +205,7 @@ def test_batches_add_up(name: str) -> None:
         for part in (slice(0, 1), slice(1, None))
     ]
     for expected, first, second in zip(whole, *parts, strict=True):
-        close(first + second, expected)
+        assert_near(first + second, expected)
 
 
 @pytest.mark.parametrize("name", ["3x3-twice", "3x3-stride", "1x1", "groups", "linear"])
@@ -219,12 +219,12 @@ def test_running_sums_equal_the_sum_of_batches(name: str) -> None:
     inputs.add([2 * x for x in case.xs])
     gradients.add([2 * x for x in case.xs], case.gs)
     other = grams.input_gram(case.layer, [2 * x for x in case.xs])
-    close(inputs.result(), kept + other)
+    assert_near(inputs.result(), kept + other)
     expected = grams.gradient_grams(case.layer, [2 * x for x in case.xs], case.gs)
-    close(gradients.result()[0], kept_phi + expected[0])
+    assert_near(gradients.result()[0], kept_phi + expected[0])
     # A result already handed out must not change when more is added.
-    close(first, kept)
-    close(first_phi, kept_phi)
+    assert_near(first, kept)
+    assert_near(first_phi, kept_phi)
 
 
 @pytest.mark.parametrize(("channels", "outputs", "size"), [(40, 24, 9), (70, 300, 3), (150, 8, 5)])
