@@ -27,11 +27,26 @@ ORDER = [
     "estimators.rows",
     "estimators.statistics",
     "estimators",
+    "images",
+    "files",
+    "labels",
+    "sources",
     "data",
     "tangent",
     "progress",
+    "methods.base",
+    "methods.closed_form",
+    "methods.distillation",
+    "methods.replay",
+    "methods.quadratic",
     "methods",
     "recipes",
+    "checkpoint._files",
+    "checkpoint._lock",
+    "checkpoint",
+    "assembly",
+    "training",
+    "saving",
     "learner",
     "bench",
     "bench.backbones",
@@ -79,7 +94,7 @@ def loaded(code):
 
 
 def test_importing_the_library_is_light():
-    heavy = {"sklearn", "scipy", "pandas", "matplotlib", "cyclopts", "rich", "torchvision", "timm", "jinja2"}
+    heavy = {"PIL", "sklearn", "scipy", "pandas", "matplotlib", "cyclopts", "rich", "torchvision", "timm", "jinja2"}
     names = "; ".join(f"dlcft.{name}" for name in dlcft.__all__)
     assert not loaded(f"import dlcft; {names}") & heavy
     assert "torch" not in loaded("import dlcft")

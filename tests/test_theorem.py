@@ -79,7 +79,7 @@ def learn(curvature, model, data, *, include_head):
         task = context(model, x, y)
         method.start(task)
         before = joint_loss(model, data[:t]).item() if t else 0.0
-        minimise(params, lambda task=task, x=x, y=y: method.objective(task, Batch(x, x, y, 0)))
+        minimise(params, lambda task=task, x=x, y=y: method.objective(task, Batch(x, x, y, 0, torch.Generator())))
         after = joint_loss(model, data[:t]).item() if t else 0.0
         method.finish(task)
         increases.append((method.increase, after - before))

@@ -324,7 +324,8 @@ class Dense(Block):
 def _eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Eigenvalues, not below zero, and eigenvectors of symmetric matrices; in float64, where rounding is no matter."""
     values, vectors = torch.linalg.eigh(matrix.double())
-    return values.clamp_min(0).to(matrix.dtype), vectors.to(matrix.dtype)
+    # contiguous, so that products round alike before and after the vectors were saved and loaded
+    return values.clamp_min(0).to(matrix.dtype), vectors.to(matrix.dtype).contiguous()
 
 
 def _traces(matrix: Tensor) -> Tensor:

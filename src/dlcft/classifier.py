@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dlcft.linearize import Linearized
+from dlcft.linearize import Frozen, Linearized
 
 Input = Tensor | tuple[Any, ...] | Mapping[str, Any]
 
@@ -118,6 +118,13 @@ class Classifier(nn.Module):
             directions[: old.out_features] = self.directions(name)
             self.register_buffer(f"directions_{name}", directions)
 
+    def set_heads(self, outputs: Mapping[str, int]) -> None:
+        """Replace all heads by new ones, zero at first, with so many outputs."""
+        for name in list(self.heads):
+            del self.heads[name]
+        for name, count in outputs.items():
+            self.add_head(name, count)
+
     def directions(self, name: str) -> Tensor:
         """W0 of a head of a strict model."""
         return self.get_buffer(f"directions_{name}")
@@ -129,6 +136,15 @@ class Classifier(nn.Module):
     def head_names(self, name: str) -> tuple[str, str]:
         """The parameter names of a head: weight and bias."""
         return f"heads.{name}.weight", f"heads.{name}.bias"
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """All that learning may change, and the heads' sizes."""
+        return learned_state(self), {"heads": {name: self.head(name).out_features for name in self.heads}}
+
+    def load_state(self, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
+        """The inverse of `state`."""
+        self.set_heads(header["heads"])
+        self.load_state_dict(dict(tensors), strict=False)
 
     def params(self, head: str | None = None) -> dict[str, nn.Parameter]:
         """The trainable parameters θ by name: the backbone's, and one head's."""
@@ -143,3 +159,10 @@ def call_split(backbone: Linearized, x: Input) -> tuple[Tensor, Tensor]:
     if isinstance(x, Mapping):
         return backbone.split(**x)
     return backbone.split(*x) if isinstance(x, tuple) else backbone.split(x)
+
+
+def learned_state(model: nn.Module) -> dict[str, Tensor]:
+    """Copies of all that learning may change, by name: no part of a frozen network is among it."""
+    frozen = [f"{name}.base." if name else "base." for name, m in model.named_modules() if isinstance(m, Frozen)]
+    named = model.state_dict().items()
+    return {name: t.detach().clone() for name, t in named if not any(name.startswith(prefix) for prefix in frozen)}

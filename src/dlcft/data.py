@@ -2,49 +2,103 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sized
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.data import Dataset, IterableDataset, default_collate
+from torch.utils._pytree import tree_map
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset, default_collate
+from torch.utils.data.sampler import BatchSampler, RandomSampler, SequentialSampler, SubsetRandomSampler
 
 from dlcft.classifier import Input
+from dlcft.files import read_labelled
+from dlcft.images import Preprocess
+from dlcft.labels import Label as Label
+from dlcft.labels import Labels as Labels
+from dlcft.labels import label_name, label_names
+from dlcft.sources import ACCEPTED_X, Items, Source, fetch, fingerprint, make_source
 
-Label = Hashable
+_LABEL_KEYS = ("label", "labels", "target", "targets", "y")
+_INPUT_KEYS = ("data", "image", "images", "input", "inputs", "x")  # alone beside the labels: a name without meaning
+_PASS = 64  # samples collated at a time when labels are collected
+
+
+class Inputs:
+    """Inputs without labels, fetched in batches.
+
+    Args:
+        x: a tensor or array (also memory-mapped), or a tuple or dict of them; a list with one array, Pillow image or
+            image file a sample; the path of a folder of images, an image, a .csv (column `path`), .npz or .npy file;
+            or a `Dataset` or `DataLoader` of inputs or of (input, label) pairs.
+        preprocess: what happens to images; by default uint8 becomes float in [0, 1].
+
+    Raises:
+        TypeError: when it is something else.
+        ValueError: when it is empty or its parts do not fit.
+
+    Example:
+        >>> inputs = Inputs(np.full((2, 8, 8, 3), 255, dtype=np.uint8))
+        >>> inputs.fetch(torch.tensor([1])).shape
+        torch.Size([1, 3, 8, 8])
+    """
+
+    def __init__(self, x: Any, *, preprocess: Preprocess | None = None) -> None:
+        preprocess = preprocess or Preprocess()
+        if isinstance(x, Dataset | DataLoader):
+            dataset, collate = _dataset_of(x)
+            self._source: Source = _dataset_source(dataset, collate, preprocess, _unlabelled)
+        elif isinstance(x, Iterator):
+            raise TypeError(f"x is a {type(x).__name__}, which can be read only once; give a list, {ACCEPTED_X}.")
+        else:
+            self._source = make_source(x, preprocess)
+        if not len(self):
+            raise ValueError("the data set is empty; at least one sample is needed.")
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    @property
+    def files(self) -> list[str] | None:
+        """The inputs' image files, if they are files."""
+        source = self._source
+        return list(source.files) if isinstance(source, Items) and source.files is not None else None
+
+    def fetch(self, indices: Tensor) -> Input:
+        """The inputs at these positions; see `sources.fetch`."""
+        return fetch(self._source, indices)
 
 
 class Samples:
     """Inputs and labels by name, fetched in batches.
 
     Args:
-        data: a pair `(x, y)` of tensors or arrays (x may be a tuple or dict of them), or a map-style `Dataset` of
-            such pairs.
+        data: a pair `(x, y)` with x as in `Inputs`; a dict with such a pair, or with labels among several inputs; a
+            list of (input, label) pairs; a map-style `Dataset` or `DataLoader` of such pairs (or dicts); the path of a
+            folder with one folder of images a class, of a .csv file with columns `path` and `label`, or of an .npz
+            file with x and y (images and labels, data and targets). Labels are integers or strings; those of
+            folders and .csv files are strings. A `DataLoader` gives its data set and `collate_fn` only.
+        preprocess: what happens to images; by default uint8 becomes float in [0, 1].
 
     Raises:
         TypeError: when it is something else.
         ValueError: when it is empty, or inputs and labels do not fit.
+
+    Example:
+        >>> samples = Samples((torch.zeros(2, 5), ["cat", "dog"]))
+        >>> len(samples), samples.labels
+        (2, ['cat', 'dog'])
     """
 
-    def __init__(self, data: Any) -> None:
-        self._x: Input | None = None
-        self._dataset: Dataset[Any] | None = None
-        if isinstance(data, tuple | list) and len(data) == 2:
-            self._x = tree_map(_tensor, data[0])
-            labels = data[1]
-            self.labels = labels.tolist() if isinstance(labels, Tensor | np.ndarray) else list(labels)
-            sizes = {len(leaf) for leaf in tree_leaves(self._x)}
-            if sizes != {len(self.labels)}:
-                raise ValueError(f"there are {sorted(sizes)} inputs and {len(self.labels)} labels.")
-        elif isinstance(data, Dataset) and not isinstance(data, IterableDataset):
-            self._dataset = data
-            self.labels = [_label(data[index][1]) for index in range(len(data))]  # type: ignore[arg-type]
-        else:
-            raise TypeError(
-                f"data is a {type(data).__name__}; give a pair (x, y) of tensors or arrays, or a map-style Dataset."
-            )
+    def __init__(self, data: Any, *, preprocess: Preprocess | None = None) -> None:
+        self._source, labels = _labelled(data, preprocess or Preprocess())
+        self.labels = label_names(labels)
+        if len(self._source) != len(self.labels):
+            raise ValueError(f"there are [{len(self._source)}] inputs and {len(self.labels)} labels; give as many.")
         if not self.labels:
             raise ValueError("the data set is empty; at least one sample is needed.")
 
@@ -52,63 +106,159 @@ class Samples:
         return len(self.labels)
 
     def fetch(self, indices: Tensor) -> Input:
-        """The inputs at these positions."""
-        if self._x is not None:
-            return tree_map(lambda t: t[indices], self._x)  # type: ignore[no-any-return]
-        assert self._dataset is not None
-        collated: Input = default_collate([self._dataset[int(index)][0] for index in indices])
-        return collated
+        """The inputs at these positions; see `sources.fetch`."""
+        return fetch(self._source, indices)
+
+    def fingerprint(self) -> str:
+        """A short hash of labels and inputs (see `sources.fingerprint`), to tell whether data is the same as before."""
+        text = json.dumps(self.labels) + fingerprint(self._source)
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 class Batches:
     """Samples with label indices, batch by batch, in order and as often as asked for."""
 
-    def __init__(self, samples: Samples, y: Tensor, size: int, device: torch.device) -> None:
-        self.samples, self.y, self.size, self.device = samples, y, size, device
+    def __init__(
+        self, samples: Samples | Inputs, y: Tensor, size: int, device: torch.device, *, dtype: torch.dtype | None = None
+    ) -> None:
+        self.samples, self.y, self.size, self.device, self.dtype = samples, y, size, device, dtype
 
     def __iter__(self) -> Iterator[tuple[Input, Tensor]]:
         for indices in torch.arange(len(self.samples)).split(self.size):
-            yield to_device(self.samples.fetch(indices), self.device), self.y[indices].to(self.device)
+            x = to_device(self.samples.fetch(indices), self.device, dtype=self.dtype)
+            yield x, self.y[indices].to(self.device)
 
 
-class Labels:
-    """Label names with a fixed index each: never renumbered, only appended to."""
+def to_device(x: Input, device: torch.device, *, dtype: torch.dtype | None = None) -> Input:
+    """Every tensor of a batch on a device, floats in a `dtype` if one is given."""
 
-    def __init__(self, names: Sequence[Label] = ()) -> None:
-        self.names = list(names)
-        self._index = {name: index for index, name in enumerate(self.names)}
+    def moved(part: Any) -> Any:
+        if not isinstance(part, Tensor):
+            return part
+        return part.to(device, dtype if part.is_floating_point() else None)
 
-    def __len__(self) -> int:
-        return len(self.names)
-
-    def unknown(self, labels: Sequence[Label]) -> list[Label]:
-        """Those that have no index yet, in order of appearance (sorted where they can be)."""
-        new = list(dict.fromkeys(label for label in labels if label not in self._index))
-        if all(isinstance(n, int) for n in new) or all(isinstance(n, str) for n in new):
-            new.sort(key=lambda name: name)  # type: ignore[arg-type, return-value]
-        return new
-
-    def append(self, names: Sequence[Label]) -> Labels:
-        """With new names behind the old ones."""
-        return Labels([*self.names, *names])
-
-    def indices(self, labels: Sequence[Label]) -> Tensor:
-        """The index of each label."""
-        return torch.tensor([self._index[label] for label in labels], dtype=torch.long)
+    return tree_map(moved, x)  # type: ignore[no-any-return]
 
 
-def to_device(x: Input, device: torch.device) -> Input:
-    """Every tensor of a batch on a device."""
-    return tree_map(lambda t: t.to(device) if isinstance(t, Tensor) else t, x)  # type: ignore[no-any-return]
+def _labelled(data: Any, preprocess: Preprocess) -> tuple[Source, Any]:
+    """Inputs, and labels as they came."""
+    if isinstance(data, str | Path):
+        data = read_labelled(data)
+    elif isinstance(data, Mapping):
+        data = _split(data)
+    elif isinstance(data, list) and len(data) and all(_is_pair(item) for item in data):
+        return Items(lambda index: data[index][0], len(data), preprocess), [label for _, label in data]
+    if isinstance(data, tuple | list) and len(data) == 2:
+        return make_source(data[0], preprocess), data[1]
+    if isinstance(data, Dataset | DataLoader):
+        dataset, collate = _dataset_of(data)
+        if collate is None and isinstance(dataset, TensorDataset) and len(dataset.tensors) == 2:
+            return make_source(dataset.tensors[0], preprocess), dataset.tensors[1]
+        return _dataset_source(dataset, collate, preprocess, _split), _dataset_labels(dataset, collate)
+    once = ", which can be read only once" if isinstance(data, Iterator) else ""
+    raise TypeError(
+        f"data is a {type(data).__name__}{once}; give a pair (x, y) of tensors or arrays, a list of (input, label) "
+        "pairs, a map-style Dataset or DataLoader, or the path of an image folder, a .csv or an .npz file."
+    )
 
 
-def _tensor(value: Any) -> Tensor:
-    if isinstance(value, Tensor):
-        return value
-    if isinstance(value, np.ndarray):
-        return torch.from_numpy(value)
-    raise TypeError(f"inputs hold a {type(value).__name__}; tensors or numpy arrays are needed.")
+def _is_pair(item: Any) -> bool:
+    """Whether it is one input with its label, not a pair of parts of several samples."""
+    if not isinstance(item, tuple) or len(item) != 2:
+        return False
+    label = item[1]
+    return isinstance(label, int | float | str | np.generic) or (isinstance(label, Tensor) and label.dim() == 0)
 
 
-def _label(value: Any) -> Label:
-    return value.item() if isinstance(value, Tensor | np.generic) else value
+def _split(item: Any) -> tuple[Any, Any]:
+    """Input and label of a sample, or of a batch of them."""
+    if isinstance(item, tuple | list) and len(item) == 2:
+        return item[0], item[1]
+    if isinstance(item, Mapping):
+        keys = [key for key in item if key in _LABEL_KEYS]
+        rest = {key: value for key, value in item.items() if key not in _LABEL_KEYS}
+        if len(keys) == 1 and rest:
+            alone = next(iter(rest))
+            return rest[alone] if len(rest) == 1 and alone in _INPUT_KEYS else rest, item[keys[0]]
+        raise ValueError(f"a dict has the keys {list(item)}; inputs and one of {', '.join(_LABEL_KEYS)} are needed.")
+    length = f" of {len(item)}" if isinstance(item, tuple | list) else ""
+    raise TypeError(f"a sample is a {type(item).__name__}{length}; pairs (input, label) are needed.")
+
+
+def _unlabelled(item: Any) -> tuple[Any, Any]:
+    """The same where there may be no label."""
+    labelled = any(key in _LABEL_KEYS for key in item) if isinstance(item, Mapping) else _is_pair(item)
+    return _split(item) if labelled else (item, None)
+
+
+def _dataset_of(data: Any) -> tuple[Any, Callable[[list[Any]], Any] | None]:
+    """The data set of a data set or loader, and the loader's way to make batches unless it is the usual one."""
+    dataset = _drawn(data) if isinstance(data, DataLoader) else data
+    if isinstance(dataset, IterableDataset) or not isinstance(dataset, Sized):
+        raise TypeError(
+            f"data is a {type(dataset).__name__} without an index or a length; give a map-style Dataset, or read it "
+            "into tensors (x, y), a list of (input, label) pairs or an .npz file."
+        )
+    usual = not isinstance(data, DataLoader) or data.collate_fn is default_collate
+    return dataset, None if usual else data.collate_fn
+
+
+def _drawn(loader: DataLoader[Any]) -> Any:
+    """The data set that a loader goes through, which must be each sample once."""
+    dataset, sampler, by_batch = loader.dataset, loader.sampler, loader.batch_sampler
+    if isinstance(dataset, IterableDataset):
+        return dataset
+    if by_batch is None:
+        raise ValueError("the DataLoader has batch_size=None and makes no batches; give its dataset.")
+    if isinstance(sampler, SubsetRandomSampler):
+        return Subset(dataset, list(sampler.indices))
+    once = isinstance(sampler, SequentialSampler) or (isinstance(sampler, RandomSampler) and not sampler.replacement)
+    if type(by_batch) is not BatchSampler or not once or len(sampler) != len(dataset):  # type: ignore[arg-type]
+        kind = type(sampler if type(by_batch) is BatchSampler else by_batch).__name__
+        raise ValueError(f"the DataLoader draws by a {kind}; give its dataset, or a Subset of it.")
+    return dataset
+
+
+def _dataset_source(
+    dataset: Any,
+    collate: Callable[[list[Any]], Any] | None,
+    preprocess: Preprocess,
+    split: Callable[[Any], tuple[Any, Any]],
+) -> Source:
+    if collate is None:
+        return Items(lambda index: split(dataset[index])[0], len(dataset), preprocess)
+    return Items(dataset.__getitem__, len(dataset), preprocess, collate=lambda items: split(collate(items))[0])
+
+
+def _dataset_labels(dataset: Any, collate: Callable[[list[Any]], Any] | None) -> list[Any]:
+    """The labels of a data set: those it lists, if they are those of its samples; else from a pass over it."""
+    if collate is not None:
+        parts = [range(len(dataset))[start : start + _PASS] for start in range(0, len(dataset), _PASS)]
+        return [label for part in parts for label in label_names(_split(collate([dataset[i] for i in part]))[1])]
+    listed = _listed_labels(dataset)
+    if listed:
+        ends = sorted({0, len(dataset) - 1})
+        if [label_name(listed[i]) for i in ends] == [label_name(_split(dataset[i])[1]) for i in ends]:
+            return listed
+    return [_split(dataset[index])[1] for index in range(len(dataset))]
+
+
+def _listed_labels(dataset: Any) -> list[Any] | None:
+    """The labels that a data set offers without reading its inputs."""
+    if isinstance(dataset, Subset):
+        listed = _listed_labels(dataset.dataset)
+        return None if listed is None else [listed[int(index)] for index in dataset.indices]
+    if isinstance(dataset, ConcatDataset):
+        parts = [_listed_labels(part) for part in dataset.datasets]
+        return None if any(part is None for part in parts) else [label for part in parts for label in part or ()]
+    if isinstance(dataset, TensorDataset) and len(dataset.tensors) == 2:
+        return list(label_names(dataset.tensors[1]))
+    if getattr(dataset, "target_transform", None) is not None:
+        return None
+    for listed in (getattr(dataset, name, None) for name in ("targets", "labels")):
+        if isinstance(listed, Tensor | np.ndarray | list | tuple) and len(listed) == len(dataset) > 0:
+            return list(listed)
+    listed = getattr(dataset, "samples", None)
+    if isinstance(listed, list) and len(listed) == len(dataset) > 0 and all(_is_pair(sample) for sample in listed):
+        return [label for _, label in listed]
+    return None

@@ -1,31 +1,41 @@
-"""The learner: one training loop for every method. No mathematics, no reference to the data once it is learned."""
+"""The learner: task after task from a pre-trained backbone. No mathematics, and the data is let go once learned."""
 
 from __future__ import annotations
 
 import copy
 import hashlib
-import logging
-import math
+import os
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import asdict
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
+from dlcft.assembly import (
+    DIRECTION_SAMPLES,
+    assembled,
+    fingerprint,
+    first_features,
+    named_selection,
+    prepared,
+    start_from_ridge,
+)
 from dlcft.augment import Augmentation
-from dlcft.classifier import Classifier, Input, call
-from dlcft.data import Batches, Label, Labels, Samples, to_device
-from dlcft.linearize import Linearized
-from dlcft.methods import Batch, Method, Task
-from dlcft.prepare import fold_batchnorm
-from dlcft.progress import Progress, Report, reporter
+from dlcft.checkpoint import CheckpointError
+from dlcft.classifier import Classifier, learned_state
+from dlcft.data import Batches, Inputs, Label, Labels, Samples, to_device
+from dlcft.images import Preprocess
+from dlcft.linearize import Selection
+from dlcft.methods import Method, Ridge, Task
+from dlcft.methods.base import joined_states, split_states
+from dlcft.progress import Report, reporter
 from dlcft.recipes import RECIPES, Recipe, Scenario
-from dlcft.ridge import RIDGES, RidgeSums
-from dlcft.tangent import Projection
+from dlcft.saving import Home
+from dlcft.training import Training, augmented
 
-log = logging.getLogger("dlcft")
 HEAD = "main"
 
 
@@ -41,7 +51,8 @@ class Learner:
         seed: fixes everything random.
         device: "auto", "cpu", "cuda" or "mps".
         amp: train in bfloat16 where the device's autocast does.
-        train: which of the backbone's parameters learn, see `Linearized`; linearised recipes only.
+        train: which of the backbone's parameters learn, see `Linearized`; recipes on its tangent space only.
+        preprocess: what happens to images, in learning and predicting alike.
         custom: a `Method` of one's own in place of the recipe's.
         settings: fields of the `Recipe` to change, such as `epochs=10`.
 
@@ -63,14 +74,15 @@ class Learner:
     def __init__(
         self,
         backbone: nn.Module,
-        method: str | Recipe = "dlcft",
+        method: str | Recipe = "dlcft-exact",
         *,
         scenario: Scenario = "class-il",
         new_labels: str | None = None,
         seed: int = 0,
         device: str = "auto",
         amp: bool = False,
-        train: Any = None,
+        train: Selection = None,
+        preprocess: Preprocess | None = None,
         custom: Method | None = None,
         **settings: Any,
     ) -> None:
@@ -86,14 +98,20 @@ class Learner:
         self.seed = seed
         self.device = _device(device)
         self.amp = amp
+        self.preprocess = preprocess
         self.loss = self.recipe.make_loss()
         self.method = custom if custom is not None else self.recipe.make_method(scenario)
-        self.augment = Augmentation(self.recipe.augment)
         self.tasks = 0
         self.history: list[dict[str, Any]] = []
-        self._backbone = self._prepared(backbone, train)
+        self._augment = augmented(Augmentation(self.recipe.augment))
+        self._backbone = prepared(backbone, self.recipe, train).to(self.device)
+        self._dtype = next((p.dtype for p in backbone.parameters()), None)
+        self._fingerprint = fingerprint(backbone)
+        self._train_choice = named_selection(backbone, train)
         self._model: Classifier | None = None
+        self._width: int | None = None
         self._labels: dict[str, Labels] = {}
+        self._home: Home | None = None
 
     @property
     def model(self) -> Classifier:
@@ -104,25 +122,30 @@ class Learner:
         """
         if self._model is None:
             raise ValueError("nothing has been learned yet; call learn(data) first.")
+        self.method.settle(self._model)
         return self._model
 
     def labels(self, head: str = HEAD) -> list[Label]:
         """The label names of a head, in the order of its outputs."""
         return list(self._labels[self._known(head)].names)
 
-    def learn(self, data: Any, *, head: str | None = None, progress: bool | Report = True) -> None:
+    def learn(self, data: Any, *, head: str | None = None, progress: bool | Report = True, resume: bool = True) -> None:
         """Learn one task; its data is not kept.
+
+        A learner that was saved or loaded notes its progress in that directory. If the process dies, load the learner
+        and learn the same data again: it continues where it was, and ends as it would have ended.
 
         Args:
             data: see `Samples`.
             head: the task's name in "task-il"; not given otherwise.
             progress: a function to call, or whether to show a line on a terminal.
+            resume: False to begin anew where a run was interrupted.
 
         Raises:
             ValueError: when the data does not fit, or brings labels that may not be new.
             FloatingPointError: when training diverges; the learner is then as it was before.
         """
-        self._learn({self._head(head): Samples(data)}, progress)
+        self._learn({self._head(head): self._samples(data)}, progress, resume)
 
     def learn_jointly(self, tasks: Mapping[str, Any], *, progress: bool | Report = True) -> None:
         """Learn several tasks at once, each on its own head: the upper bound of "task-il".
@@ -132,16 +155,61 @@ class Learner:
         """
         if self.scenario != "task-il":
             raise ValueError(f"learn_jointly is for 'task-il'; in {self.scenario!r} join the data and call learn.")
-        self._learn({self._head(head): Samples(data) for head, data in tasks.items()}, progress)
+        self._learn({self._head(head): self._samples(data) for head, data in tasks.items()}, progress, True)
+
+    def forget(self, data: Any, *, head: str | None = None) -> None:
+        """Be as if these samples, learned before, had never been seen: exact, for closed-form methods.
+
+        Labels that lose all their samples keep their place, with zero weights.
+
+        Raises:
+            ValueError: when the method cannot, or these samples cannot have been learned.
+        """
+        method, name, samples = self._closed_form("forget"), self._known(head), self._samples(data)
+        unknown = self._labels[name].unknown(samples.labels)
+        if unknown:
+            raise ValueError(f"label {unknown[0]!r} was never learned, so its samples cannot be forgotten.")
+        batches = self._batches(samples, self._labels[name].indices(samples.labels), self.recipe.batch_size)
+        method.forget(self.model, name, batches)
+        self.history.append({"task": self.tasks, "heads": [name], "forgotten": len(samples)})
+
+    def merge(self, other: Learner) -> None:
+        """Add all that another learner of the same backbone and settings has learned: as if this one had seen both.
+
+        Raises:
+            ValueError: when the method cannot, or the two look at different features.
+        """
+        method, theirs = self._closed_form("merge"), other._closed_form("merge")
+        if other._model is None:
+            return
+        if self._model is None:
+            self._model = copy.deepcopy(other._model)
+            self._model.set_heads({})
+        ours, others = (learned_state(model.backbone) for model in (self._model, other._model))
+        same = ours.keys() == others.keys() and all(torch.equal(ours[name], others[name]) for name in ours)
+        if self.recipe != other.recipe or self.scenario != other.scenario or not same:
+            raise ValueError(
+                "the other learner has another recipe, scenario, seed or direction; both must look at the same "
+                "features (direction='random' does not depend on data)."
+            )
+        places: dict[int, int] = {}
+        for head, labels in other._labels.items():
+            known = self._labels.get(head, Labels())
+            self._grow(head, known.append(known.unknown(labels.names)))
+            columns = method.reserve(head, len(self._labels[head]))
+            for column, index in zip(theirs.columns[head], self._labels[head].indices(labels.names), strict=True):
+                places[column] = columns[int(index)]
+        method.merge(theirs, [places[column] for column in range(len(places))])
+        self.tasks += other.tasks
+        self.history += other.history
 
     @torch.no_grad()
     def outputs(self, x: Any, *, head: str | None = None, batch_size: int = 256) -> Tensor:
-        """The head's outputs for inputs: a tensor or array (or tuple or dict of them)."""
-        name = self._known(head)
-        samples = Samples((x, [0] * _length(x)))
-        self.model.eval()
-        batches = Batches(samples, torch.zeros(len(samples), dtype=torch.long), batch_size, self.device)
-        return torch.cat([self.model(part, name).float().cpu() for part, _ in batches])
+        """The head's outputs for inputs, see `Inputs`."""
+        name, model = self._known(head), self.model.eval()
+        inputs = Inputs(x, preprocess=self.preprocess)
+        batches = self._batches(inputs, torch.zeros(len(inputs), dtype=torch.long), batch_size)
+        return torch.cat([model(part, name).float().cpu() for part, _ in batches])
 
     def predict(self, x: Any, *, head: str | None = None) -> list[Label]:
         """The label of each input."""
@@ -151,36 +219,143 @@ class Learner:
     @torch.no_grad()
     def evaluate(self, data: Any, *, head: str | None = None, batch_size: int = 256) -> dict[str, float]:
         """Accuracy and mean loss on labelled data; a label that was never learned counts as an error."""
-        name = self._known(head)
-        samples = Samples(data)
+        name, samples, model = self._known(head), self._samples(data), self.model.eval()
         labels = self._labels[name]
         known = [label if not labels.unknown([label]) else labels.names[0] for label in samples.labels]
         seen = torch.tensor([not labels.unknown([label]) for label in samples.labels])
-        y = labels.indices(known)
-        self.model.eval()
-        right, total = 0, 0.0
-        for start, (x, target) in zip(
-            range(0, len(samples), batch_size), Batches(samples, y, batch_size, self.device), strict=True
-        ):
-            outputs = self.model(x, name)
-            hit = (outputs.argmax(1) == target).cpu() & seen[start : start + batch_size]
-            right += int(hit.sum())
+        right, total, start = 0, 0.0, 0
+        for x, target in self._batches(samples, labels.indices(known), batch_size):
+            outputs = model(x, name)
+            right += int(((outputs.argmax(1) == target).cpu() & seen[start : start + len(target)]).sum())
             total += len(target) * float(self.loss.value(outputs, target))
+            start += len(target)
         return {"accuracy": right / len(samples), "loss": total / len(samples)}
 
     def predicted_increase(self) -> float | None:
-        """How much the last task has raised the old tasks' mean loss, by the memory alone; None if there is none."""
-        return self.method.increase
+        """How much the last task has raised the old tasks' mean loss, by the memory alone; None if there is none.
 
-    def _prepared(self, backbone: nn.Module, train: Any) -> nn.Module:
-        if not isinstance(backbone, nn.Module):
-            raise TypeError(f"the backbone is a {type(backbone).__name__}; an nn.Module is needed.")
-        if self.recipe.linear:
-            return Linearized(fold_batchnorm(backbone), train=train).to(self.device)
-        if train is not None:
-            raise ValueError("train= is for linearised recipes.")
-        plain = copy.deepcopy(backbone).to(self.device)
-        return plain.requires_grad_(self.recipe.method != "ridge")
+        For closed-form methods it is exact.
+        """
+        increase = self.method.predicted_increase()
+        if self.history and increase is not None:
+            self.history[-1]["predicted_increase"] = increase
+        return increase
+
+    def save(self, directory: str | os.PathLike[str] | None = None, *, keep: int = 2) -> int:
+        """Write a new version into a directory: all of it or nothing, whatever happens meanwhile.
+
+        Args:
+            directory: where to; by default where it was saved or loaded before.
+            keep: how many versions stay there.
+
+        Returns:
+            The version's number.
+
+        Raises:
+            CheckpointError: when the directory holds another learner, or this one as another process has changed it.
+            OSError: when it cannot be written; what it holds is as it was.
+        """
+        home = self._home
+        if directory is not None and (home is None or not home.is_at(directory)):
+            home = Home(directory)
+        if home is None:
+            raise ValueError("directory is not given, and this learner was neither saved nor loaded before.")
+        if self._model is not None:
+            self.method.settle(self._model)
+        number = home.commit(*self._state(), keep=keep)
+        self._home = home
+        return number
+
+    @classmethod
+    def load(
+        cls,
+        directory: str | os.PathLike[str],
+        backbone: nn.Module,
+        *,
+        version: int | None = None,
+        device: str = "auto",
+        custom: Method | None = None,
+    ) -> Learner:
+        """The learner that a directory holds, on the backbone that it was saved with.
+
+        Args:
+            directory: where it was saved.
+            backbone: the same pre-trained network, with the same weights.
+            version: one that is kept there, for a look at it; by default the current one.
+            device: see `Learner`.
+            custom: the method of one's own that it was saved with.
+
+        Raises:
+            CheckpointError: when a file is damaged, foreign or newer, or the backbone is another one.
+        """
+        home = Home(directory)
+        tensors, header = home.read(version)
+        if header["backbone"] != fingerprint(backbone):
+            raise CheckpointError(
+                f"the backbone's weights are not those that {directory} was learned on; give the same network."
+            )
+        if header["custom"] != (None if custom is None else type(custom).__name__):
+            raise CheckpointError(f"{directory} was learned by the method {header['custom']!r}; give custom= that.")
+        preprocess = None if header["preprocess"] is None else Preprocess.from_dict(header["preprocess"])
+        learner = cls(
+            backbone,
+            Recipe(**header["recipe"]),
+            scenario=header["scenario"],
+            new_labels=header["new_labels"],
+            seed=header["seed"],
+            device=device,
+            amp=header["amp"],
+            train=header["train"],
+            preprocess=preprocess,
+            custom=custom,
+        )
+        learner._load_state(tensors, header)
+        learner._home = home if version is None else None
+        return learner
+
+    def _state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """All that `load` needs."""
+        own = type(self.method) is not type(self.recipe.make_method(self.scenario))
+        tensors, parts = joined_states(model=self._model, method=self.method)
+        return tensors, {
+            "backbone": self._fingerprint,
+            "recipe": asdict(self.recipe),
+            "custom": type(self.method).__name__ if own else None,
+            "scenario": self.scenario,
+            "new_labels": self.new_labels,
+            "seed": self.seed,
+            "amp": self.amp,
+            "train": self._train_choice,
+            "preprocess": None if self.preprocess is None else self.preprocess.to_dict(),
+            "width": self._width,
+            "labels": {head: labels.names for head, labels in self._labels.items()},
+            "tasks": self.tasks,
+            "history": self.history,
+            "parts": parts,
+        }
+
+    def _load_state(self, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
+        parts = split_states(tensors, header["parts"])
+        if header["width"] is not None:
+            self._assemble(torch.zeros(2, header["width"]).to(next(self._backbone.parameters())))
+            assert self._model is not None
+            self._model.load_state(*parts["model"])
+            own, described = parts["method"]
+            self.method.load_state({name: t.to(self.device) for name, t in own.items()}, described, self._model)
+        self._labels = {head: Labels(names) for head, names in header["labels"].items()}
+        self.tasks, self.history = header["tasks"], header["history"]
+
+    def _closed_form(self, what: str) -> Ridge:
+        if not isinstance(self.method, Ridge):
+            exact = ", ".join(name for name, recipe in RECIPES.items() if recipe.method == "ridge")
+            raise ValueError(f"{what} needs a closed-form method ({exact}), not {type(self.method).__name__}.")
+        return self.method
+
+    def _samples(self, data: Any) -> Samples:
+        return Samples(data, preprocess=self.preprocess)
+
+    def _batches(self, samples: Samples | Inputs, y: Tensor, size: int) -> Batches:
+        return Batches(samples, y, size, self.device, dtype=self._dtype)
 
     def _head(self, head: str | None) -> str:
         if (self.scenario == "task-il") != (head is not None):
@@ -197,17 +372,21 @@ class Learner:
             raise ValueError(f"head is {head!r}; learned so far: {', '.join(self._labels) or 'none'}.")
         return name
 
-    def _learn(self, tasks: dict[str, Samples], progress: bool | Report) -> None:
+    def _learn(self, tasks: dict[str, Samples], progress: bool | Report, resume: bool) -> None:
         labels = {head: self._extended(head, samples) for head, samples in tasks.items()}
+        data = "+".join(f"{head}:{samples.fingerprint()}" for head, samples in tasks.items())
+        with nullcontext() if self._home is None else self._home.learning(resume=resume):
+            self._learn_samples(tasks, labels, data, progress)
+
+    def _learn_samples(
+        self, tasks: dict[str, Samples], labels: dict[str, Labels], data: str, progress: bool | Report
+    ) -> None:
         kept, learned = self._snapshot(), False
         try:
+            started = time.perf_counter()
             self._build(next(iter(tasks.values())))
             contexts = [self._context(head, samples, labels[head]) for head, samples in tasks.items()]
-            started = time.perf_counter()
-            for context in contexts:
-                self._initialise(context)
-                self.method.start(context)
-            curve = self._train(contexts, progress) if self.method.trains else []
+            curve = self._train(contexts, data, reporter(progress)) if self.method.trains else []
             trained = time.perf_counter()
             self.method.increase = None
             for context in contexts:
@@ -221,6 +400,7 @@ class Learner:
                 "task": self.tasks,
                 "heads": list(tasks),
                 "samples": sum(len(s) for s in tasks.values()),
+                "data": data,
                 "loss": curve,
                 "predicted_increase": self.method.increase,
                 "seconds_training": trained - started,
@@ -240,149 +420,66 @@ class Learner:
         """The classifier is made when the first batch tells how long the features are."""
         if self._model is not None:
             return
-        with torch.no_grad():
-            self._backbone.eval()
-            z = call(self._backbone, to_device(samples.fetch(torch.arange(1)), self.device))
-        if not isinstance(z, Tensor) or z.dim() != 2:
-            got = f"a tensor of shape {tuple(z.shape)}" if isinstance(z, Tensor) else f"a {type(z).__name__}"
-            raise ValueError(f"the backbone must map a batch to a batch × features matrix; it gave {got}.")
-        backbone, features = self._backbone, z.shape[1]
-        if self.recipe.projection:
-            backbone = Projection(backbone, features, self.recipe.projection, self._stream("projection", task=-1))
-            features = self.recipe.projection
-        self._model = Classifier(backbone, features, strict=self.recipe.strict).to(self.device)
+        count = DIRECTION_SAMPLES if self.recipe.tangent_features and self.recipe.direction == "principal" else 1
+        some = torch.linspace(0, len(samples) - 1, min(count, len(samples))).long()
+        z = first_features(self._backbone, to_device(samples.fetch(some), self.device, dtype=self._dtype))
+        self._assemble(z)
+
+    def _assemble(self, z: Tensor) -> None:
+        model = assembled(self._backbone, self.recipe, z, self._train_choice, self.seed)
+        self._model, self._width = model.to(self.device), z.shape[1]
 
     def _context(self, head: str, samples: Samples, labels: Labels) -> Task:
-        if head not in self.model.heads:
-            self.model.add_head(head, len(labels))
-        elif len(labels) > self.model.head(head).out_features:
-            self.model.grow(head, len(labels))
-            self.method.grown(self.model.head_names(head), len(labels))
+        assert self._model is not None
+        self._grow(head, labels)
+        batches = self._batches(samples, labels.indices(samples.labels), self.recipe.batch_size)
+        return Task(self._model, head, self.loss, batches, len(samples), self._augment, self._stream)
+
+    def _grow(self, head: str, labels: Labels) -> None:
+        assert self._model is not None
+        if head not in self._model.heads:
+            self._model.add_head(head, len(labels))
+        elif len(labels) > self._model.head(head).out_features:
+            self._model.grow(head, len(labels))
+            self.method.grown(self._model.head_names(head), len(labels))
         self._labels[head] = labels
-        y = labels.indices(samples.labels)
-        batches = Batches(samples, y, self.recipe.batch_size, self.device)
-        return Task(self.model, head, self.loss, batches, len(samples), self._augmented, self._stream)
 
-    def _initialise(self, task: Task) -> None:
-        """A head that has learned nothing starts from the ridge solution, where the recipe says so."""
-        layer = task.model.head(task.head)
-        if (
-            self.recipe.head != "ridge"
-            or bool(layer.weight.any())
-            or not self.method.trains
-            or not self.loss.is_quadratic
-        ):
-            return
-        task.model.eval()
-        with torch.no_grad():
-            sums = RidgeSums.empty(layer.in_features, device=self.device)
-            sums = sums.extend((task.model.features(x), y) for x, y in task.batches)
-            weight, bias = sums.solve(sums.choose_ridge(RIDGES), scale=self.recipe.scale)
-            layer.weight.copy_(weight)
-            layer.bias.copy_(bias)
-            if self.recipe.strict:
-                task.model.fix_directions(task.head, layer.weight)
-
-    def _train(self, tasks: list[Task], progress: bool | Report) -> list[float]:
-        recipe, model = self.recipe, self.model
-        params = {name: p for task in tasks for name, p in model.params(task.head).items()}
-        optimizer = _optimizer(recipe, list(params.values()))
-        steps = [-(-task.samples // recipe.batch_size) for task in tasks]
-        schedule: LRScheduler | None = None
-        if recipe.schedule == "cosine":
-            schedule = CosineAnnealingLR(optimizer, recipe.epochs * sum(steps))
-        report = reporter(progress)
-        self._set_mode()
-        curve, done, started = [], 0, time.perf_counter()
-        for epoch in range(recipe.epochs):
-            total, seen = 0.0, 0
-            for task, indices in self._order(tasks, epoch):
-                value = self._step(task, indices, epoch, optimizer, params)
-                if schedule is not None:
-                    schedule.step()
-                total, seen, done = total + value * len(indices), seen + len(indices), done + 1
-                share = done / (recipe.epochs * sum(steps))
-                left = (time.perf_counter() - started) * (1 - share) / share
-                report(Progress(self.tasks, epoch + 1, recipe.epochs, total / seen, share, left))
-            curve.append(total / seen)
-            log.info("task %d, epoch %d of %d: loss %.4g", self.tasks, epoch + 1, recipe.epochs, curve[-1])
-        model.eval()
+    def _train(self, tasks: list[Task], data: str, report: Report) -> list[float]:
+        assert self._model is not None
+        for task in tasks:
+            untouched = not self._model.head(task.head).weight.any()
+            if self.recipe.head == "ridge" and self.loss.is_quadratic and untouched:
+                start_from_ridge(task, self.recipe.scale)
+            self.method.start(task)
+        # BatchNorm learns its statistics in the first task only, if at all
+        batchnorm = not self.recipe.linear and self.recipe.batchnorm == "first" and self.tasks == 0
+        streams, options = self._stream, {"amp": self.amp, "batchnorm": batchnorm}
+        training = Training(self._model, self.method, tasks, self.recipe, streams, **options)
+        if self._home is None:
+            return training.run(report, self.tasks)
+        self._home.resume(training, data)
+        save = self._home.saver(training, data)
+        curve = training.run(report, self.tasks, lambda: save(False))
+        save(True)  # before the memory is made, which may take as long as an epoch
         return curve
 
-    def _order(self, tasks: list[Task], epoch: int) -> list[tuple[Task, Tensor]]:
-        generator = self._stream(f"order {epoch}")
-        batches = [
-            (task, indices)
-            for task in tasks
-            for indices in torch.randperm(task.samples, generator=generator).split(self.recipe.batch_size)
-        ]
-        if len(tasks) > 1:
-            batches = [batches[i] for i in torch.randperm(len(batches), generator=generator).tolist()]
-        self._augmentation = self._stream(f"augmentation {epoch}")
-        return batches
-
-    def _step(
-        self,
-        task: Task,
-        indices: Tensor,
-        epoch: int,
-        optimizer: torch.optim.Optimizer,
-        params: Mapping[str, nn.Parameter],
-    ) -> float:
-        data = task.batches
-        assert isinstance(data, Batches)
-        original = to_device(data.samples.fetch(indices), self.device)
-        batch = Batch(self._augmented(original, self._augmentation), original, data.y[indices].to(self.device), epoch)
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.amp):
-            objective = self.method.objective(task, batch)
-        value = objective.item()
-        if not math.isfinite(value):
-            raise FloatingPointError(
-                f"training diverged in epoch {epoch + 1} (the loss is {value}) with lr={self.recipe.lr}; the learner "
-                "is as it was before this task. Try a smaller lr or clip=1.0."
-            )
-        optimizer.zero_grad()
-        objective.backward()
-        if self.recipe.clip is not None:
-            nn.utils.clip_grad_norm_(params.values(), self.recipe.clip)
-        optimizer.step()
-        self.method.observe(task, batch)
-        return value
-
-    def _set_mode(self) -> None:
-        """BatchNorm learns its statistics in the first task only, if at all."""
-        self.model.train(not self.recipe.linear and self.recipe.batchnorm == "first" and self.tasks == 0)
-
-    def _augmented(self, x: Input, generator: torch.Generator) -> Input:
-        return self.augment(x, generator) if isinstance(x, Tensor) and x.dim() == 4 else x
-
-    def _stream(self, purpose: str, task: int | None = None) -> torch.Generator:
+    def _stream(self, purpose: str) -> torch.Generator:
         """A generator that depends on the seed, the task and the purpose, and on nothing that came before."""
-        key = f"{self.seed}/{self.tasks if task is None else task}/{purpose}".encode()
+        key = f"{self.seed}/{self.tasks}/{purpose}".encode()
         seed = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big") >> 1
         return torch.Generator().manual_seed(seed)
 
     def _snapshot(self) -> tuple[Any, ...]:
-        """Everything that learning changes; the frozen network is not among it."""
-        module = self._backbone if self._model is None else self._model
-        tensors = {n: t.detach().clone() for n, t in module.state_dict().items() if "base." not in n}
-        heads = {} if self._model is None else {n: self._model.head(n).out_features for n in self._model.heads}
-        return tensors, heads, self._model, dict(self._labels), self.method.snapshot()
+        """Everything that learning changes; a frozen network is not among it."""
+        kept = learned_state(self._backbone) if self._model is None else self._model.state()
+        return kept, self._model, dict(self._labels), self.method.snapshot()
 
-    def _restore(self, kept: tuple[Any, ...]) -> None:
-        tensors, heads, self._model, self._labels, self.method = kept
-        if self._model is not None:
-            for name in list(self._model.heads):
-                del self._model.heads[name]
-            for name, outputs in heads.items():
-                self._model.add_head(name, outputs)
-        (self._backbone if self._model is None else self._model).load_state_dict(tensors, strict=False)
-
-
-def _optimizer(recipe: Recipe, params: list[nn.Parameter]) -> torch.optim.Optimizer:
-    if recipe.optimizer == "adam":
-        return torch.optim.Adam(params, lr=recipe.lr, betas=(0.9, 0.999), weight_decay=recipe.weight_decay)
-    return torch.optim.SGD(params, lr=recipe.lr, momentum=recipe.momentum, weight_decay=recipe.weight_decay)
+    def _restore(self, snapshot: tuple[Any, ...]) -> None:
+        kept, self._model, self._labels, self.method = snapshot
+        if self._model is None:
+            self._backbone.load_state_dict(kept, strict=False)
+        else:
+            self._model.load_state(*kept)
 
 
 def _device(name: str) -> torch.device:
@@ -393,9 +490,3 @@ def _device(name: str) -> torch.device:
         usable = ", ".join(repr(n) for n, there in available.items() if there)
         raise ValueError(f"device is {name!r}; it must be 'auto' or, on this machine, one of {usable}.")
     return torch.device(name)
-
-
-def _length(x: Any) -> int:
-    if isinstance(x, Mapping):
-        return len(next(iter(x.values())))
-    return len(x[0]) if isinstance(x, tuple) else len(x)

@@ -31,7 +31,13 @@ from dlcft.prepare import require_statistics
 Selection = Callable[[str], bool] | Iterable[str] | str | None
 
 
-class Linearized(nn.Module):
+class Frozen(nn.Module):
+    """A module built on a network that it never changes, its `base`."""
+
+    base: nn.Module
+
+
+class Linearized(Frozen):
     """`base(x) + J(x)·delta`, with `base` frozen and `delta` (the paper's ψ) trainable.
 
     The network is copied, so the caller's stays as it is. `base` is always in evaluation mode: it gets no gradient,

@@ -49,7 +49,10 @@ class Recipe:
         replay_logits: DER's α.
         replay_labels: DER++'s β; 1 for ER.
         temperature: of LwF.
-        projection: random features of ranpac; 0 for none.
+        random_features: `relu(P z)` of the frozen features; closed-form methods only.
+        tangent_features: of the sketched tangent space, see `TangentFeatures`; closed-form methods only.
+        direction: "principal" (of the first batch's features) or "random": the u of the tangent features.
+        balanced: whether all classes shall weigh the same in closed form.
         ridge: strength relative to standardised features; None to choose it from the sums.
         batchnorm: "first" trains BatchNorm's statistics in the first task only, as the paper; "frozen" never.
     """
@@ -82,7 +85,10 @@ class Recipe:
     replay_logits: float = 0.0
     replay_labels: float = 1.0
     temperature: float = 2.0
-    projection: int = 0
+    random_features: int = 0
+    tangent_features: int = 0
+    direction: str = "principal"
+    balanced: bool = False
     ridge: float | None = None
     batchnorm: str = "first"
 
@@ -148,7 +154,7 @@ class Recipe:
                 raise ValueError("replay needs buffer= at least 1.")
             return Replay(Buffer(self.buffer), self.replay_logits, self.replay_labels, self.replay_batch)
         if self.method == "ridge":
-            return Ridge(self.ridge, self.weigh_by, self.scale)
+            return Ridge(self.ridge, self.weigh_by, self.scale, self.balanced)
         return Finetune()
 
 
@@ -160,6 +166,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "weigh_by": ("tasks", "samples"),
     "head": ("zero", "ridge"),
     "batchnorm": ("first", "frozen"),
+    "direction": ("principal", "random"),
 }
 
 _NONLINEAR = Recipe(linear=False, loss="cross-entropy", optimizer="sgd", lr=1e-3)
@@ -192,5 +199,7 @@ RECIPES: dict[str, Recipe] = {
     "joint-linear": replace(_DLCFT, method="finetune"),
     # frozen features, closed form
     "ridge": _FROZEN,
-    "ranpac": replace(_FROZEN, projection=4000, ridge=0.1),  # choosing it takes an eigendecomposition: minutes
+    "ranpac": replace(_FROZEN, random_features=4000),
+    "tangent": replace(_FROZEN, tangent_features=5120),
+    "dlcft-exact": replace(_FROZEN, tangent_features=5120, random_features=2000),
 }

@@ -176,6 +176,18 @@ class RidgeSums:
         class_sums = torch.cat([self.class_sums, self.gram.new_zeros(more, self.features)])
         return replace(self, counts=counts, class_sums=class_sums)
 
+    def rearranged(self, places: Sequence[int]) -> RidgeSums:
+        """With class i at `places[i]`, zero classes between them; several may not share a place."""
+        order = torch.tensor(list(places), device=self.counts.device)
+        if len(order) != self.classes or len(set(places)) != len(order) or min(places, default=0) < 0:
+            raise ValueError(
+                f"places are {list(places)}; a different one for each of {self.classes} classes is needed."
+            )
+        classes = 1 + max(places, default=-1)
+        counts, class_sums = self.counts.new_zeros(classes), self.class_sums.new_zeros(classes, self.features)
+        counts[order], class_sums[order] = self.counts, self.class_sums
+        return replace(self, counts=counts, class_sums=class_sums)
+
     def weighted(self, factor: float) -> RidgeSums:
         """All weights times `factor`. `sums.weighted(1 / sums.weight)` of each task lets tasks count the same.
 

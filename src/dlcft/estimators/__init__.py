@@ -244,7 +244,8 @@ def _dense(
 
 def _jacobian(tape: Tape, x: Input, rows: Rows, include_head: bool) -> Tensor:
     """One row for each draw and sample: the gradient of that output combination with respect to all parameters."""
-    found = per_sample_gradients(tape.model, tape.network, x, tape.trainable, rows.output_grads @ tape.directions())
+    cotangents = rows.output_grads @ tape.directions()
+    found = per_sample_gradients(tape.network, x, tape.trainable, cotangents, tape.output)
     columns = [found[name].flatten(2) for name in tape.trainable]
     if include_head:
         columns += [torch.einsum("dno,nk->dnok", rows.output_grads, rows.z).flatten(2), rows.output_grads]

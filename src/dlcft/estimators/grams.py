@@ -37,7 +37,7 @@ from dlcft.estimators._geometry import (
 Layer = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 
 # Numbers held in temporaries at once: larger chunks cost page faults, smaller ones make short products.
-CHUNK_FLOATS = 1 << 22
+CHUNK_FLOATS = 1 << 23
 # Numbers in the spectral Gram of an image; beyond it (large images, many channels) unfolding is used instead.
 SPECTRUM_FLOATS = 1 << 25
 # A symmetric product computes its upper triangle in at most so many block rows, whose width is a multiple of:

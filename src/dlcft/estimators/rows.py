@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -71,31 +71,16 @@ class Tape:
         self.model = model
         self.head = head
         self.network: nn.Module = model.backbone.base if isinstance(model.backbone, Linearized) else model.backbone
+        self.output = model.backbone.output if isinstance(model.backbone, Linearized) else None
         self.prefix = "backbone.delta." if isinstance(model.backbone, Linearized) else "backbone."
         self.trainable = [n.removeprefix(self.prefix) for n in model.params() if n.startswith(self.prefix)]
         left_out = [n for n in model.params() if not n.startswith(self.prefix)]
         if left_out:
             raise ValueError(f"no curvature is defined for the trainable parameter {left_out[0]!r}.")
-        self.layers = self._find_layers(max_factor)
+        self.layers = find_layers(self.network, self.trainable, max_factor)
         covered = {name for names in self.names().values() for name in names}
         self.others = [name for name in self.trainable if name not in covered]
         self._settled = False
-
-    def _find_layers(self, max_factor: int) -> dict[str, Layer]:
-        owners: dict[int, int] = {}
-        for _, p in self.network.named_parameters(remove_duplicate=False):
-            owners[id(p)] = owners.get(id(p), 0) + 1
-        layers: dict[str, Layer] = {}
-        for name, module in self.network.named_modules():
-            if not isinstance(module, Layer) or is_parametrized(module) or f"{name}.weight" not in self.trainable:
-                continue
-            if any(owners[id(p)] > 1 for p in module.parameters(recurse=False)):
-                log.info("%s shares a weight with another layer: diagonal curvature", name)
-            elif max(module.weight[0].numel() + 1, len(module.weight)) > max_factor:
-                log.info("%s is wider than max_factor=%d: diagonal curvature", name, max_factor)
-            else:
-                layers[name] = module
-        return layers
 
     def names(self) -> dict[str, tuple[str, ...]]:
         """Layer name to its trainable parameters, weight first, as the network calls them."""
@@ -141,12 +126,16 @@ class Tape:
             if len(labels) == 0:
                 continue
             seen = True
-            with torch.inference_mode(False), torch.enable_grad(), self._recording() as calls:
+            with (
+                torch.inference_mode(False),
+                torch.enable_grad(),
+                recording(self.model, self.network, self.trainable, self.layers) as calls,
+            ):
                 z_frozen, z = self._features(x, needs_outputs or gradient)
                 rows = self._rows(labels, z_frozen, z, calls, loss, draws, generator, gradient, output_grads)
             if self.others:
                 cotangents = rows.output_grads @ self.directions()
-                rows.others = per_sample_gradients(self.model, self.network, x, self.others, cotangents)
+                rows.others = per_sample_gradients(self.network, x, self.others, cotangents, self.output)
             yield rows
         if not seen:
             raise ValueError("the data set is empty; curvature needs at least one sample.")
@@ -189,7 +178,7 @@ class Tape:
         layers = {name: LayerRows([a for a, _ in calls[name]], []) for name in self.layers}
         for index, vector in enumerate(vectors):
             last = index == len(vectors) - 1 and not gradient
-            found = iter(_backward(z_frozen, edges, vector @ directions, retain=not last))
+            found = iter(backward(z_frozen, edges, vector @ directions, retain=not last))
             for name, rows in layers.items():
                 rows.grads.append([next(found) for _ in calls[name]])
         summed = self._gradient(z_frozen, z_head, outputs, directions, labels, loss) if gradient else {}
@@ -226,57 +215,85 @@ class Tape:
             del self.layers[name]
         self._settled = True
 
-    @contextmanager
-    def _recording(self) -> Iterator[dict[str, list[tuple[Tensor, GradientEdge]]]]:
-        """Hooks that note each layer's input and the place of its output in the graph."""
-        calls: dict[str, list[tuple[Tensor, GradientEdge]]] = {name: [] for name in self.layers}
 
-        def note(name: str) -> Any:
-            def hook(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
-                value, change = forward_ad.unpack_dual(output)
-                # Neither a view nor a copy: an activation that works in place must not move this point of the graph.
-                value = torch.ops.aten._unsafe_view(value, value.shape)
-                calls[name].append((forward_ad.unpack_dual(args[0]).primal.detach(), get_gradient_edge(value)))
-                # The change is not differentiated here, so its graph need not live.
-                return value if change is None else forward_ad.make_dual(value, change.detach())  # type: ignore[no-any-return]
+def find_layers(network: nn.Module, trainable: Collection[str], max_factor: int) -> dict[str, Layer]:
+    """The linear and convolutional layers whose weights are among `trainable`, by name.
 
-            return hook
+    Layers that share a weight, and those with more inputs or outputs than `max_factor`, are left out with a log line.
+    """
+    owners: dict[int, int] = {}
+    for _, p in network.named_parameters(remove_duplicate=False):
+        owners[id(p)] = owners.get(id(p), 0) + 1
+    layers: dict[str, Layer] = {}
+    for name, module in network.named_modules():
+        if not isinstance(module, Layer) or is_parametrized(module) or f"{name}.weight" not in trainable:
+            continue
+        if any(owners[id(p)] > 1 for p in module.parameters(recurse=False)):
+            log.info("%s shares a weight with another layer: treated parameter by parameter", name)
+        elif max(module.weight[0].numel() + 1, len(module.weight)) > max_factor:
+            log.info("%s is wider than max_factor=%d: treated parameter by parameter", name, max_factor)
+        else:
+            layers[name] = module
+    return layers
 
-        frozen = [
-            p for name, p in self.network.named_parameters() if name in set(self.trainable) and not p.requires_grad
-        ]
-        modes = {module: module.training for module in self.model.modules()}
-        handles = [layer.register_forward_hook(note(name)) for name, layer in self.layers.items()]
-        self.model.eval()
+
+@contextmanager
+def recording(
+    model: nn.Module, network: nn.Module, trainable: Collection[str], layers: Mapping[str, Layer]
+) -> Iterator[dict[str, list[tuple[Tensor, GradientEdge]]]]:
+    """While it lasts, each layer's input and the place of its output in the graph are noted at every use.
+
+    Args:
+        model: what is called; it is in evaluation mode meanwhile.
+        network: the part of it whose parameters are meant.
+        trainable: names of the network's parameters that the graph shall reach, whether or not they are frozen.
+        layers: the network's layers by name.
+    """
+    calls: dict[str, list[tuple[Tensor, GradientEdge]]] = {name: [] for name in layers}
+
+    def note(name: str) -> Any:
+        def hook(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+            value, change = forward_ad.unpack_dual(output)
+            # Neither a view nor a copy: an activation that works in place must not move this point of the graph.
+            value = torch.ops.aten._unsafe_view(value, value.shape)
+            calls[name].append((forward_ad.unpack_dual(args[0]).primal.detach(), get_gradient_edge(value)))
+            # The change is not differentiated here, so its graph need not live.
+            return value if change is None else forward_ad.make_dual(value, change.detach())  # type: ignore[no-any-return]
+
+        return hook
+
+    frozen = [p for name, p in network.named_parameters() if name in set(trainable) and not p.requires_grad]
+    modes = {module: module.training for module in model.modules()}
+    handles = [layer.register_forward_hook(note(name)) for name, layer in layers.items()]
+    model.eval()
+    for p in frozen:
+        p.requires_grad_(True)
+    try:
+        yield calls
+    finally:
+        for handle in handles:
+            handle.remove()
         for p in frozen:
-            p.requires_grad_(True)
-        try:
-            yield calls
-        finally:
-            for handle in handles:
-                handle.remove()
-            for p in frozen:
-                p.requires_grad_(False)
-            for module, mode in modes.items():
-                module.training = mode
+            p.requires_grad_(False)
+        for module, mode in modes.items():
+            module.training = mode
 
 
 def per_sample_gradients(
-    model: Classifier, network: nn.Module, x: Input, names: list[str], cotangents: Tensor
+    network: nn.Module, x: Input, names: list[str], cotangents: Tensor, output: Any = None
 ) -> dict[str, Tensor]:
     """Gradients of `cotangent · z` with respect to any of the network's parameters, sample by sample.
 
     Args:
-        model: the classifier that `network` is the (frozen) backbone of.
-        network: whose parameters.
+        network: gives z; its parameters are meant.
         x: the batch.
         names: which parameters.
         cotangents: draws × samples × features.
+        output: which of the network's outputs is z, see `Linearized`.
 
     Returns:
         Parameter name to draws × samples × shape.
     """
-    output = model.backbone.output if isinstance(model.backbone, Linearized) else None
     parameters = {name: p.detach() for name, p in network.named_parameters() if name in set(names)}
 
     def scalar(params: dict[str, Tensor], sample: Input, cotangent: Tensor) -> Tensor:
@@ -306,7 +323,8 @@ def _functional(network: nn.Module, params: dict[str, Tensor], x: Input) -> Any:
     return torch.func.functional_call(network, params, x)
 
 
-def _backward(outputs: Tensor, edges: list[GradientEdge], cotangent: Tensor, *, retain: bool) -> list[Tensor]:
+def backward(outputs: Tensor, edges: list[GradientEdge], cotangent: Tensor, *, retain: bool) -> list[Tensor]:
+    """The gradients at places of the graph."""
     if not edges:
         return []
     found = torch.autograd.grad(outputs, edges, cotangent.to(outputs.dtype), retain_graph=retain, allow_unused=True)

@@ -1,0 +1,84 @@
+"""What saving and loading a checkpoint costs beside copying the same bytes.
+
+    python benchmarks/checkpoint.py           # 0.4 GB of float32, as many as a K-FAC memory of ResNet-18 holds
+    python benchmarks/checkpoint.py --quick   # a tenth of it, seconds
+
+The copy is `shutil.copyfile` followed by fsync. Saving writes, hashes and syncs a version and replaces the manifest;
+loading verifies the hash and copies every tensor into memory of its own. The bar is 2 for each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import torch
+from measure import medians, table
+from torch import Tensor
+
+from dlcft.checkpoint import Store, state_digest
+
+BAR = 2.0
+
+
+def memory(millions: float) -> dict[str, Tensor]:
+    """Square factors from 64 to 4608 wide, as those of 3×3 convolutions, until the numbers are used up."""
+    tensors: dict[str, Tensor] = {}
+    left = int(millions * 1e6)
+    while left > 0:
+        for width in (64, 576, 128, 1152, 256, 2304, 512, 4608):
+            rows = min(width, -(-left // width))
+            tensors[f"factor {len(tensors)}"] = torch.randn(rows, width)
+            left -= rows * width
+            if left <= 0:
+                break
+    return tensors
+
+
+def copy(source: Path, target: Path) -> None:
+    shutil.copyfile(source, target)
+    with target.open("rb+") as file:
+        os.fsync(file.fileno())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a tenth of the bytes")
+    parser.add_argument("--directory", type=Path, help="where to write; a temporary directory by default")
+    options = parser.parse_args()
+    tensors, header = memory(10 if options.quick else 100), {"tasks": 3}
+    with tempfile.TemporaryDirectory(dir=options.directory) as name:
+        store, target = Store(Path(name) / "store"), Path(name) / "copy"
+        store.commit(tensors, header)
+        source = Path(name) / "source"
+        copy(store.directory / store.versions()[0].file, source)
+        assert state_digest(*store.read()) == state_digest(tensors, header)
+        seconds = medians(
+            {
+                "copy": lambda: copy(source, target),
+                "save": lambda: store.commit(tensors, header),
+                "load": lambda: store.read(),
+            }
+        )
+        size = source.stat().st_size
+    rows = [
+        [
+            name,
+            f"{time:.3f}",
+            f"{size / time / 1e9:.2f}",
+            f"{time / seconds['copy']:.2f}",
+            "" if name == "copy" else "2",
+        ]
+        for name, time in seconds.items()
+    ]
+    table(f"A checkpoint of {size / 1e6:.0f} MB", ["", "seconds", "GB/s", "× copy and fsync", "bar"], rows)
+    for name in ("save", "load"):
+        if seconds[name] > BAR * seconds["copy"]:
+            print(f"{name} misses its bar of {BAR:g}.")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""From a backbone and a recipe to a classifier."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dlcft.classifier import Classifier, Input, call
+from dlcft.linearize import Linearized, Selection, select
+from dlcft.methods import Task
+from dlcft.prepare import fold_batchnorm
+from dlcft.recipes import Recipe
+from dlcft.ridge import RidgeSums
+from dlcft.tangent import FrozenFeatures, TangentFeatures
+
+DIRECTION_SAMPLES = 256  # of the first task, whose features tell the principal direction
+
+
+def prepared(backbone: nn.Module, recipe: Recipe, train: Selection) -> nn.Module:
+    """A copy of the backbone as the recipe learns it: linearised, or as it is.
+
+    Raises:
+        TypeError: when it is no module.
+        ValueError: when `train` is given to a recipe that cannot heed it.
+    """
+    if not isinstance(backbone, nn.Module):
+        raise TypeError(f"the backbone is a {type(backbone).__name__}; an nn.Module is needed.")
+    if recipe.linear:
+        return Linearized(fold_batchnorm(backbone), train=train)
+    if train is not None and not recipe.tangent_features:
+        raise ValueError("train= is for recipes on the tangent space: linearised ones, 'tangent' and 'dlcft-exact'.")
+    return copy.deepcopy(backbone).requires_grad_(recipe.method != "ridge")
+
+
+@torch.no_grad()
+def first_features(backbone: nn.Module, x: Input) -> Tensor:
+    """The backbone's features of a first batch.
+
+    Raises:
+        ValueError: when they are no matrix.
+    """
+    z = call(backbone.eval(), x)
+    if not isinstance(z, Tensor) or z.dim() != 2:
+        got = f"a tensor of shape {tuple(z.shape)}" if isinstance(z, Tensor) else f"a {type(z).__name__}"
+        raise ValueError(f"the backbone must map a batch to a batch × features matrix; it gave {got}.")
+    return z
+
+
+def assembled(backbone: nn.Module, recipe: Recipe, z: Tensor, train: Selection, seed: int) -> Classifier:
+    """The classifier on a prepared backbone whose first features are z."""
+    width = z.shape[1]
+    if recipe.tangent_features:
+        sizes = {"features": recipe.tangent_features, "random": recipe.random_features}
+        features = TangentFeatures(backbone, _direction(recipe, z, seed), train=train, seed=seed, **sizes)
+        return Classifier(features, width + recipe.random_features + features.length)
+    if recipe.method == "ridge":
+        frozen = FrozenFeatures(backbone, width, random=recipe.random_features, seed=seed)
+        return Classifier(frozen, recipe.random_features or width)
+    return Classifier(backbone, width, strict=recipe.strict)
+
+
+def _direction(recipe: Recipe, z: Tensor, seed: int) -> Tensor:
+    if recipe.direction == "random":
+        return torch.randn(1, z.shape[1], generator=torch.Generator().manual_seed(seed)).to(z)
+    principal: Tensor = torch.linalg.svd((z - z.mean(0)).double(), full_matrices=False)[2]
+    return principal[:1].to(z)
+
+
+@torch.no_grad()
+def start_from_ridge(task: Task, scale: float) -> None:
+    """Give a head the ridge solution on the features as they are."""
+    layer = task.model.eval().head(task.head)
+    sums = RidgeSums.empty(layer.in_features, device=layer.weight.device)
+    sums = sums.extend((task.model.features(x), y) for x, y in task.batches)
+    weight, bias = sums.solve(sums.choose_ridge(), scale=scale)
+    layer.weight.copy_(weight)
+    layer.bias.copy_(bias)
+    if task.model.strict:
+        task.model.fix_directions(task.head, layer.weight)
+
+
+def named_selection(backbone: nn.Module, train: Selection) -> Any:
+    """A selection of parameters as JSON can hold it."""
+    return select([name for name, _ in backbone.named_parameters()], train) if callable(train) else train
+
+
+def fingerprint(module: nn.Module) -> str:
+    """A hash of a network's weights and buffers, and of their names."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(module.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()

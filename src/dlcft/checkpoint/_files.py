@@ -1,0 +1,263 @@
+"""How one file of a checkpoint is written, to be there whole or not at all, and read, so that damage is seen."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import secrets
+import stat
+import struct
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import safetensors
+import torch
+from torch import Tensor
+
+from dlcft import __version__
+
+Tensors = dict[str, Tensor]
+Header = dict[str, Any]
+
+FORMAT = "dlcft"
+FORMAT_VERSION = 1
+LARGEST_JSON = 64 * 2**20
+TEMPORARY_PREFIX = ".dlcft-"
+CHUNK = 2**20  # stays in the processor's cache between hashing and writing
+
+DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint64: "U64",
+    torch.uint32: "U32",
+    torch.uint16: "U16",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+class CheckpointError(ValueError):
+    """What a directory holds cannot be used; the message says why, and nothing was changed."""
+
+
+def state_digest(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> str:
+    """A sha256 that two states share only if every bit of every tensor and the whole header agree.
+
+    >>> state_digest({"a": torch.zeros(2)}, {}) == state_digest({"a": -torch.zeros(2)}, {})
+    False
+    """
+    digest = hashlib.sha256(json.dumps(plain(header), sort_keys=True).encode() + prefix(tensors))
+    for name in _ordered(tensors):
+        digest.update(_bytes(tensors[name]))
+    return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def new_file(path: Path) -> Iterator[BinaryIO]:
+    """A file that gets its name only when all of it is on the disk."""
+    temporary = path.parent / f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}.tmp"
+    try:
+        with open(temporary, "xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        _sync_directory(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Path, content: Header) -> None:
+    """Replace a JSON file.
+
+    Raises:
+        CheckpointError: when it would be too long to be read again.
+    """
+    sealed = _sealed(content)
+    if len(sealed) > LARGEST_JSON:
+        raise CheckpointError(f"the header makes {path.name} {len(sealed)} bytes long; {LARGEST_JSON} are accepted.")
+    with new_file(path) as file:
+        file.write(sealed)
+
+
+def read_json(path: Path) -> Header | None:
+    """The content of a file that `write_json` wrote; None when there is none.
+
+    Raises:
+        CheckpointError: when it is anything else, or of a newer format.
+    """
+    try:
+        _check_file(path, 0, LARGEST_JSON)
+        raw = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    try:
+        content = json.loads(raw)
+        intact = isinstance(content, dict) and raw == _sealed(content)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is not JSON that dlcft has written.") from error
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise CheckpointError(f"{path} was not written by dlcft.")
+    version = content["format_version"] if type(content.get("format_version")) is int else 0
+    if version > FORMAT_VERSION:
+        raise CheckpointError(
+            f"{path} has format version {version}; dlcft {__version__} reads versions up to {FORMAT_VERSION}."
+        )
+    if not intact or version != FORMAT_VERSION:
+        raise CheckpointError(f"{path} is damaged: its checksum does not match its content.")
+    return {key: value for key, value in content.items() if key not in ("format", "format_version", "checksum")}
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> tuple[int, str]:
+    """Write a safetensors file, in one pass that also hashes it; gives its size and sha256."""
+    start = prefix(tensors)
+    digest, size = hashlib.sha256(start), len(start)
+    with new_file(path) as file:
+        file.write(start)
+        for name in _ordered(tensors):
+            data = _bytes(tensors[name])
+            for place in range(0, len(data), CHUNK):
+                chunk = data[place : place + CHUNK]
+                digest.update(chunk)
+                file.write(chunk)
+            size += len(data)
+    return size, digest.hexdigest()
+
+
+def read_tensors(path: Path, size: int, sha256: str) -> Tensors:
+    """The tensors of a safetensors file that has just this size and hash.
+
+    Raises:
+        CheckpointError: when the file is another one.
+    """
+    verify(path, size, sha256)
+    try:
+        # The reader maps the file. A copy does not change, or kill the process, when the file is overwritten.
+        with safetensors.safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (not a dict)
+    except safetensors.SafetensorError as error:
+        raise CheckpointError(f"{path} is not a safetensors file ({error}).") from error
+
+
+def verify(path: Path, size: int, sha256: str) -> None:
+    """Refuse a file that has not just this size and hash.
+
+    Raises:
+        CheckpointError: when it has not, or is missing.
+    """
+    digest, buffer = hashlib.sha256(), memoryview(bytearray(CHUNK))
+    try:
+        _check_file(path, size, size)
+        with open(path, "rb", buffering=0) as file:
+            while count := file.readinto(buffer):
+                digest.update(buffer[:count])
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path} is missing.") from error
+    if digest.hexdigest() != sha256:
+        raise CheckpointError(f"{path} is damaged: its sha256 is not the one that was recorded.")
+
+
+def check_fields(entry: object, fields: Mapping[str, set[type]], where: Path) -> None:
+    """Refuse a JSON object that does not have just these fields with these types.
+
+    Raises:
+        CheckpointError: when it has not.
+    """
+    if not isinstance(entry, dict) or entry.keys() != fields.keys():
+        raise CheckpointError(f"{where} has an entry whose fields are not {', '.join(fields)}.")
+    for name, types in fields.items():
+        if type(entry[name]) not in types:
+            raise CheckpointError(f"{where} has a {type(entry[name]).__name__} as {name!r}.")
+
+
+def plain(value: Any) -> Any:
+    """A header as JSON gives it back; what JSON would change silently or cannot hold is refused.
+
+    Raises:
+        TypeError: when a key is not a string or a value is not of JSON's kinds.
+    """
+    if isinstance(value, Mapping):
+        wrong = [key for key in value if not isinstance(key, str)]
+        if wrong:
+            raise TypeError(f"the header has the key {wrong[0]!r}; JSON's keys are strings.")
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if value is None or isinstance(value, str | int) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    raise TypeError(f"the header holds {value!r}; accepted are None, strings, booleans, finite numbers, lists, dicts.")
+
+
+def prefix(tensors: Mapping[str, Tensor]) -> bytes:
+    """What stands before the data in a safetensors file: the length of a JSON text, and the text.
+
+    Raises:
+        ValueError: when a tensor cannot be stored.
+    """
+    entries, end = {}, 0
+    for name in _ordered(tensors):
+        tensor = tensors[name]
+        if tensor.dtype not in DTYPES or tensor.layout != torch.strided or tensor.is_meta or name == "__metadata__":
+            kind = f"{tensor.dtype}, {tensor.layout}, {tensor.device}"
+            raise ValueError(f"tensor {name!r} ({kind}) cannot be stored; accepted are dense tensors of real numbers.")
+        start, end = end, end + tensor.numel() * tensor.element_size()
+        entries[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+    text = json.dumps(entries, ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text
+
+
+def _ordered(tensors: Mapping[str, Tensor]) -> list[str]:
+    """Wide elements first: all data is then aligned."""
+    return sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    """A tensor's elements in row-major order, copied only if they do not lie so already."""
+    flat = tensor.detach().cpu().resolve_neg().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().data
+
+
+def _sealed(content: Header) -> bytes:
+    """The one spelling of a JSON file, a line per field and a checksum last.
+
+    Because there is no other, comparing bytes also finds changed blanks, repeated fields and another order.
+    """
+
+    def lines(fields: Header) -> bytes:
+        spelled = (f"{json.dumps(key)}: {json.dumps(value, allow_nan=False)}" for key, value in fields.items())
+        return ("{\n" + ",\n".join(spelled) + "\n}\n").encode()
+
+    fields = {"format": FORMAT, "format_version": FORMAT_VERSION} | content
+    fields.pop("checksum", None)
+    return lines(fields | {"checksum": hashlib.sha256(lines(fields)).hexdigest()})
+
+
+def _check_file(path: Path, least: int, most: int) -> None:
+    status = os.lstat(path)
+    if not stat.S_ISREG(status.st_mode):
+        raise CheckpointError(f"{path} is not a regular file; links are not followed, they may lead elsewhere.")
+    if not least <= status.st_size <= most:
+        raise CheckpointError(f"{path} has {status.st_size} bytes; {most} are expected{' at most' * (least < most)}.")
+
+
+def _sync_directory(directory: Path) -> None:
+    if sys.platform != "win32":  # which can neither open a directory nor needs to
+        descriptor = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

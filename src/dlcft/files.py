@@ -1,0 +1,165 @@
+"""Data in files: image folders, tables of image files, and numpy's archives; nothing is loaded that need not be."""
+
+from __future__ import annotations
+
+import csv
+import os
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dlcft.images import EXTENSIONS
+
+_KEYS = (("x", "y"), ("images", "labels"), ("data", "targets"))
+_SPLITS = {"train", "training", "val", "valid", "validation", "test"}
+
+
+def read_inputs(path: str | Path) -> Any:
+    """Image files, or an array, of a folder of images, an image, a .csv, .npz or .npy file.
+
+    Raises:
+        ValueError: when it is none of these.
+    """
+    path = existing(path)
+    kind = path.suffix.lower()
+    if path.is_dir():
+        return _images_below(path)
+    if kind in EXTENSIONS:
+        return [path]
+    if kind == ".csv":
+        return read_table(path, ("path",))[0]
+    if kind == ".npz":
+        return read_npz(path, labelled=False)[0]
+    if kind == ".npy":
+        try:
+            return np.load(path, mmap_mode="r", allow_pickle=False)
+        except (ValueError, EOFError) as error:
+            raise ValueError(f"cannot read {path} ({error}); give what np.save wrote of numbers.") from error
+    raise ValueError(f"cannot read inputs from {path}; give a folder of images, an image, a .csv, .npz or .npy file.")
+
+
+def read_labelled(path: str | Path) -> tuple[Any, Any]:
+    """Inputs and labels of an image folder, a .csv or an .npz file.
+
+    Raises:
+        ValueError: when it is none of these.
+    """
+    path = existing(path)
+    if path.is_dir():
+        return read_folder(path)
+    if path.suffix.lower() == ".csv":
+        paths, labels = read_table(path, ("path", "label"))
+        return paths, labels
+    if path.suffix.lower() == ".npz":
+        return read_npz(path)
+    raise ValueError(
+        f"cannot read labelled data from {path}; give a folder with one folder a class, a .csv or an .npz."
+    )
+
+
+def read_folder(folder: Path) -> tuple[list[Path], list[str]]:
+    """Image files `<folder>/<class>/**/*` and their classes.
+
+    Raises:
+        ValueError: when images lie outside of a class's folder, or a class has none.
+    """
+    classes = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith((".", "__")))
+    loose = sorted(path.name for path in folder.iterdir() if path.suffix.lower() in EXTENSIONS)
+    if loose or not classes:
+        held = f"the image {loose[0]} outside of a class" if loose else "no folders"
+        raise ValueError(f"the image folder {folder} holds {held}; one folder a class with its images is needed.")
+    if {path.name.lower() for path in classes} <= _SPLITS:
+        raise ValueError(
+            f"the image folder {folder} holds {', '.join(path.name for path in classes)}, which are no classes; give "
+            f"one of them, such as {classes[0]}."
+        )
+    files = {path.name: _images_below(path) for path in classes}
+    return [file for found in files.values() for file in found], [name for name in files for _ in files[name]]
+
+
+def read_table(path: Path, columns: tuple[str, ...]) -> tuple[list[Any], ...]:
+    """Columns of a .csv file with a header; `path` is relative to the file's folder. Labels are strings.
+
+    Raises:
+        ValueError: when a column or value is missing.
+    """
+    found: tuple[list[Any], ...] = tuple([] for _ in columns)
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        reader = csv.DictReader(file)
+        missing = [name for name in columns if name not in (reader.fieldnames or ())]
+        if missing:
+            raise ValueError(
+                f"{path} has the columns {reader.fieldnames}; the columns {', '.join(columns)} are needed."
+            )
+        for row in reader:
+            for name, values in zip(columns, found, strict=True):
+                if not row[name]:
+                    raise ValueError(f"line {reader.line_num} of {path} has no {name}; every line needs one.")
+                values.append(path.parent / row[name] if name == "path" else row[name])
+    if not found[0]:
+        raise ValueError(f"{path} has a header only; at least one sample is needed.")
+    return found
+
+
+def read_npz(path: Path, *, labelled: bool = True) -> tuple[Any, Any]:
+    """The arrays x and y (or images and labels, or data and targets) of an .npz file; y is None if not `labelled`.
+
+    What `np.savez` wrote is memory-mapped; `np.savez_compressed` packs an array as a whole, so it is loaded as one.
+
+    Raises:
+        ValueError: when the file is broken or has other names.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = [name.removesuffix(".npy") for name in archive.namelist()]
+            pairs = [pair for pair in _KEYS if set(pair if labelled else pair[:1]) <= set(names)]
+            if len(pairs) != 1:
+                wanted = " or ".join(" and ".join(pair) if labelled else pair[0] for pair in _KEYS)
+                raise ValueError(f"{path} holds {', '.join(names) or 'nothing'}; it must hold {wanted}.")
+            x, y = pairs[0]
+            return _member(path, archive, x), _member(path, archive, y) if labelled else None
+    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+        raise ValueError(f"cannot read {path} ({error}); give what np.savez wrote.") from error
+
+
+def existing(path: str | Path) -> Path:
+    """The path, with `~` expanded.
+
+    Raises:
+        ValueError: when nothing is there.
+    """
+    path = Path(path).expanduser()
+    if not os.path.exists(path):  # Path.exists fails for text too long to be a path
+        raise ValueError(f"there is no file or folder {path}; give the path of one that exists.")
+    return path
+
+
+def _images_below(folder: Path) -> list[Path]:
+    found = sorted(path for path in folder.rglob("*") if path.suffix.lower() in EXTENSIONS and path.name[0] != ".")
+    if not found:
+        raise ValueError(f"the folder {folder} holds no images; {', '.join(EXTENSIONS)} files are read.")
+    return found
+
+
+def _member(path: Path, archive: zipfile.ZipFile, name: str) -> np.ndarray[Any, Any]:
+    """One array of an .npz file, memory-mapped where it lies there as it is in memory."""
+    info = archive.getinfo(f"{name}.npy")
+    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    with path.open("rb") as file:
+        file.seek(info.header_offset + 26)  # two lengths end a member's header; they differ from those in `info`
+        lengths = file.read(4)
+        file.seek(int.from_bytes(lengths[:2], "little") + int.from_bytes(lengths[2:], "little"), 1)
+        if info.compress_type == zipfile.ZIP_STORED:
+            reader = readers.get(np.lib.format.read_magic(file))
+            if reader is not None:
+                shape, fortran, dtype = reader(file)
+                if 0 not in shape and not dtype.hasobject:
+                    return np.memmap(path, dtype, "r", file.tell(), shape, "F" if fortran else "C")
+    with archive.open(info) as member:
+        try:
+            return np.lib.format.read_array(member, allow_pickle=False)
+        except ValueError as error:
+            raise ValueError(f"cannot read {name} of {path} ({error}); numbers or strings are needed.") from error

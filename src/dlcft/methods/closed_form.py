@@ -1,0 +1,146 @@
+"""Closed form on fixed features: ridge, ranpac, tangent and dlcft-exact. The past as the sums that determine the fit.
+
+References:
+    McDonnell et al., RanPAC: random projections and pre-trained models for continual learning (2023),
+        https://arxiv.org/abs/2307.02251
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from dlcft.classifier import Classifier
+from dlcft.methods.base import (
+    Batch,
+    Batches,
+    Header,
+    Method,
+    State,
+    Task,
+    Tensors,
+    joined_states,
+    split_states,
+)
+from dlcft.ridge import Part, RidgeSums
+
+
+@dataclass(eq=False)
+class Ridge(Method):
+    """Exact for any order and split of the data: no learning rate, no epochs, nothing to tune but the ridge.
+
+    All heads share one regression; a head's outputs are some of its columns, so that task-incremental learning is the
+    same fit with the outputs restricted. It is solved when a prediction asks for it.
+
+    Args:
+        ridge: relative to standardised features; None chooses it from the sums, see `RidgeSums.choose_ridge`.
+        weigh_by: "samples" or "tasks" (each task counts the same).
+        scale: α of the targets.
+        balance: see `RidgeSums.solve`.
+    """
+
+    ridge: float | None = None
+    weigh_by: str = "samples"
+    scale: float = 15.0
+    balance: bool = False
+    sums: RidgeSums | None = None
+    columns: dict[str, list[int]] = field(default_factory=dict)
+    before: RidgeSums | None = None
+    solved: bool = True
+
+    trains = False
+
+    def objective(self, task: Task, batch: Batch) -> Tensor:
+        """Never called."""
+        raise NotImplementedError("ridge regression is solved, not trained")
+
+    def finish(self, task: Task) -> None:
+        """Add the task's sums."""
+        layer = task.model.head(task.head)
+        columns = self.reserve(task.head, layer.out_features)
+        before = self.sums or RidgeSums.empty(layer.in_features, device=_sums_device(layer.weight.device))
+        weight = 1 / task.samples if self.weigh_by == "tasks" else 1.0
+        total = before.extend(_rows(task.model, columns, task.batches, weight))
+        self._keep(total, self.sums)
+
+    def reserve(self, head: str, outputs: int) -> list[int]:
+        """The columns of a head, new ones behind all others where it has more outputs than before."""
+        known = self.columns.get(head, [])
+        first = sum(len(columns) for columns in self.columns.values())
+        columns = [*known, *range(first, first + outputs - len(known))]
+        self.columns = {**self.columns, head: columns}
+        return columns
+
+    def forget(self, model: Classifier, head: str, batches: Batches) -> None:
+        """Take samples out again, as if they had never been seen.
+
+        Raises:
+            ValueError: when they cannot have been learned, or every task was given the same weight.
+        """
+        if self.weigh_by != "samples" or self.sums is None:
+            raise ValueError(f"weigh_by is {self.weigh_by!r}; samples can be taken out where it is 'samples'.")
+        none = RidgeSums.empty(self.sums.features, dtype=self.sums.gram.dtype, device=self.sums.gram.device)
+        self._keep(self.sums.minus(none.extend(_rows(model, self.columns[head], batches, 1.0))), None)
+
+    def merge(self, other: Ridge, places: list[int]) -> None:
+        """Add what another one has seen, its column i to this one's column `places[i]`."""
+        if other.sums is not None:
+            moved = other.sums.rearranged(places)
+            self._keep(moved if self.sums is None else self.sums.merge(moved), None)
+
+    @torch.no_grad()
+    def settle(self, model: Classifier) -> None:
+        """Solve, unless that has been done since something was learned."""
+        if self.solved or self.sums is None:
+            return
+        weight, bias = self._solution(self.sums)
+        for head, columns in self.columns.items():
+            layer = model.head(head)
+            layer.weight.copy_(weight[columns])
+            layer.bias.copy_(bias[columns])
+        self.solved = True
+
+    def predicted_increase(self) -> float | None:
+        """Exactly by how much the last task has raised the mean loss of all data before it; None if unknown."""
+        if self.before is None or self.sums is None:
+            return None
+        before = self.before.grow(self.sums.classes)
+        return before.loss(*self._solution(self.sums), self.scale) - before.loss(*self._solution(before), self.scale)
+
+    def state(self) -> State:
+        """The sums."""
+        tensors, header = joined_states(sums=self.sums)
+        return tensors, {"parts": header, "columns": self.columns, "solved": self.solved}
+
+    def load_state(self, tensors: Tensors, header: Header, model: Classifier) -> None:
+        """See `Method`."""
+        parts = split_states(tensors, header["parts"])
+        self.sums = RidgeSums.from_state(*parts["sums"]) if "sums" in parts else None
+        self.columns, self.solved, self.before = header["columns"], header["solved"], None
+
+    def _keep(self, sums: RidgeSums, before: RidgeSums | None) -> None:
+        outputs = sum(len(columns) for columns in self.columns.values())
+        self.sums = sums.grow(outputs) if sums.classes < outputs else sums
+        self.before = before
+        self.solved = False
+
+    def _solution(self, sums: RidgeSums) -> tuple[Tensor, Tensor]:
+        ridge = self.ridge if self.ridge is not None else sums.choose_ridge(balance=self.balance)
+        return sums.solve(ridge, scale=self.scale, balance=self.balance)
+
+
+def _sums_device(device: torch.device) -> torch.device:
+    """Where float64 is to be had."""
+    return torch.device("cpu") if device.type == "mps" else device
+
+
+def _rows(model: Classifier, columns: list[int], batches: Batches, weight: float) -> Iterator[Part]:
+    """Features, column indices and weights, batch by batch."""
+    model.eval()
+    for x, y in batches:
+        with torch.no_grad():
+            features = model.features(x)
+        yield features, torch.tensor(columns, device=y.device)[y], features.new_full((len(y),), weight)

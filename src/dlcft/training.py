@@ -1,0 +1,175 @@
+"""The one training loop. It belongs to no method, and every step's randomness depends on its position alone.
+
+Hence a run that was interrupted continues from any position, given the parameters and the optimiser's state there, and
+ends as it would have ended.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dlcft.augment import Augmentation
+from dlcft.classifier import Classifier, Input
+from dlcft.data import Batches, to_device
+from dlcft.methods import Batch, Method, Task
+from dlcft.progress import Progress, Report
+from dlcft.recipes import Recipe
+
+log = logging.getLogger("dlcft")
+
+Tensors = dict[str, Tensor]
+Streams = Callable[[str], torch.Generator]
+
+
+@dataclass
+class Position:
+    """Where training stands: between two steps.
+
+    Attributes:
+        epoch: how many epochs are complete.
+        step: how many steps of the epoch under way.
+        total: the sum of the objective over its samples.
+        seen: how many samples.
+        curve: the mean objective of every complete epoch.
+    """
+
+    epoch: int = 0
+    step: int = 0
+    total: float = 0.0
+    seen: int = 0
+    curve: list[float] = field(default_factory=list)
+
+
+class Training:
+    """Training of one task (or of several at once, each on its own head).
+
+    Args:
+        model: the classifier.
+        method: gives the objective.
+        tasks: what is learned; their batches must be `Batches`.
+        recipe: optimiser, schedule, epochs, batch size.
+        streams: gives the random stream of a purpose.
+        amp: whether to train in bfloat16 where autocast does.
+        batchnorm: whether BatchNorm learns its statistics.
+    """
+
+    def __init__(
+        self,
+        model: Classifier,
+        method: Method,
+        tasks: list[Task],
+        recipe: Recipe,
+        streams: Streams,
+        *,
+        amp: bool = False,
+        batchnorm: bool = False,
+    ) -> None:
+        self.model, self.method, self.tasks, self.recipe, self.streams = model, method, tasks, recipe, streams
+        self.amp, self.batchnorm = amp, batchnorm
+        self.device = next(model.parameters()).device
+        self.params = {name: p for task in tasks for name, p in model.params(task.head).items()}
+        self.optimizer = _optimizer(recipe, list(self.params.values()))
+        self.steps = recipe.epochs * sum(-(-task.samples // recipe.batch_size) for task in tasks)
+        self.position = Position()
+
+    def run(self, report: Report, task_number: int, save: Callable[[], None] = lambda: None) -> list[float]:
+        """Train to the end from the position; `save` is called between steps.
+
+        Returns:
+            The mean objective of every epoch.
+
+        Raises:
+            FloatingPointError: when the objective stops being finite.
+        """
+        at, epochs = self.position, self.recipe.epochs
+        self.model.train(self.batchnorm)
+        done = self.steps // epochs * at.epoch + at.step
+        started, first = time.perf_counter(), done
+        while at.epoch < epochs:
+            for task, indices in self._order(at.epoch)[at.step :]:
+                value = self._step(task, indices, done)
+                at.total, at.seen, at.step = at.total + value * len(indices), at.seen + len(indices), at.step + 1
+                done += 1
+                left = (time.perf_counter() - started) / (done - first) * (self.steps - done)
+                report(Progress(task_number, at.epoch + 1, epochs, at.total / at.seen, done / self.steps, left))
+                save()
+            at.curve.append(at.total / at.seen)
+            log.info("task %d, epoch %d of %d: loss %.4g", task_number, at.epoch + 1, epochs, at.curve[-1])
+            at.epoch, at.step, at.total, at.seen = at.epoch + 1, 0, 0.0, 0
+        self.model.eval()
+        return at.curve
+
+    def state(self) -> tuple[Tensors, dict[str, Any]]:
+        """The optimiser's tensors and the position; the parameters are the model's own business."""
+        slots = self.optimizer.state_dict()["state"]
+        tensors = {f"{i}/{key}": t for i, slot in slots.items() for key, t in slot.items() if isinstance(t, Tensor)}
+        return tensors, asdict(self.position)
+
+    def load_state(self, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
+        """The inverse of `state`."""
+        slots: dict[int, Tensors] = {}
+        for name, tensor in tensors.items():
+            index, _, key = name.partition("/")
+            slots.setdefault(int(index), {})[key] = tensor
+        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": slots})
+        self.position = Position(**header)
+
+    def _order(self, epoch: int) -> list[tuple[Task, Tensor]]:
+        generator = self.streams(f"order {epoch}")
+        batches = [
+            (task, indices)
+            for task in self.tasks
+            for indices in torch.randperm(task.samples, generator=generator).split(self.recipe.batch_size)
+        ]
+        if len(self.tasks) > 1:
+            batches = [batches[i] for i in torch.randperm(len(batches), generator=generator).tolist()]
+        return batches
+
+    def _step(self, task: Task, indices: Tensor, done: int) -> float:
+        data = task.batches
+        assert isinstance(data, Batches)
+        epoch = self.position.epoch
+        generator = self.streams(f"step {done}")
+        original = to_device(data.samples.fetch(indices), self.device, dtype=data.dtype)
+        x = task.augment(original, generator)
+        batch = Batch(x, original, data.y[indices].to(self.device), epoch, generator)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.amp):
+            objective = self.method.objective(task, batch)
+        value = objective.item()
+        if not math.isfinite(value):
+            raise FloatingPointError(
+                f"training diverged in epoch {epoch + 1} (the loss is {value}) with lr={self.recipe.lr}; the learner "
+                "is as it was before this task. Try a smaller lr or clip=1.0."
+            )
+        self._set_lr(done)
+        self.optimizer.zero_grad()
+        objective.backward()
+        if self.recipe.clip is not None:
+            nn.utils.clip_grad_norm_(self.params.values(), self.recipe.clip)
+        self.optimizer.step()
+        self.method.observe(task, batch)
+        return value
+
+    def _set_lr(self, done: int) -> None:
+        if self.recipe.schedule == "cosine":
+            for group in self.optimizer.param_groups:
+                group["lr"] = self.recipe.lr * (1 + math.cos(math.pi * done / self.steps)) / 2
+
+
+def augmented(augmentation: Augmentation) -> Callable[[Input, torch.Generator], Input]:
+    """An augmentation that leaves alone what is no batch of images."""
+    return lambda x, generator: augmentation(x, generator) if isinstance(x, Tensor) and x.dim() == 4 else x
+
+
+def _optimizer(recipe: Recipe, params: list[nn.Parameter]) -> torch.optim.Optimizer:
+    if recipe.optimizer == "adam":
+        return torch.optim.Adam(params, lr=recipe.lr, betas=(0.9, 0.999), weight_decay=recipe.weight_decay)
+    return torch.optim.SGD(params, lr=recipe.lr, momentum=recipe.momentum, weight_decay=recipe.weight_decay)
