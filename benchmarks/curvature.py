@@ -1,6 +1,6 @@
 """What curvature costs: to estimate it, beside training on the same samples and other libraries; and as a penalty.
 
-    python benchmarks/curvature.py           # ResNet-18 at 32×32 and 64×64, about eight minutes on two cores
+    python benchmarks/curvature.py           # ResNet-18 at 32×32 and 64×64, about a quarter of an hour on two cores
     python benchmarks/curvature.py --quick   # a quarter of the width and fewer samples, under a minute
 
 The unit is a plain training epoch over the same samples: forward and full backward of the folded network with a linear
@@ -79,10 +79,10 @@ def epoch(width: int, stem: Stem, batches: Batches) -> Callable[[], None]:
 
 
 def estimation(
-    estimator: str | type[Statistics], model: Classifier, batches: Batches, **options: object
+    estimator: str | type[Statistics], model: Classifier, batches: Batches, *, seed: int = 3, **options: object
 ) -> Callable[[], Curvature]:
     def program() -> Curvature:
-        generator = torch.Generator().manual_seed(3)
+        generator = torch.Generator().manual_seed(seed)
         return estimate(estimator, model, batches, ScaledMSE(), HEAD, generator=generator, **options).curvature
 
     return program
@@ -122,7 +122,9 @@ def heaviest(name: str, width: int, stem: Stem, size: int, samples: int) -> Call
     return estimation(ESTIMATORS[name], model, images(samples, size), gradient=True)
 
 
-def beside_training(width: int, stem: Stem, size: int, samples: int, rounds: int, peaks: dict[str, int]) -> None:
+def beside_training(
+    width: int, stem: Stem, size: int, samples: int, rounds: int, estimators: list[str], peaks: dict[str, int]
+) -> None:
     batches = images(samples, size)
     models = {linear: classifier(network(width, stem), 8 * width, linear=linear) for linear in (False, True)}
     ratios: dict[tuple[str, str], str] = {}
@@ -132,14 +134,14 @@ def beside_training(width: int, stem: Stem, size: int, samples: int, rounds: int
         return lambda: sizes.update({name: program().nbytes()})
 
     for configuration, (linear, options) in CONFIGURATIONS.items():
-        names = list(ESTIMATORS) if configuration == "linearised" else list(BARS)
+        names = estimators if configuration == "linearised" else list(BARS)
         programs: dict[str, Callable[[], object]] = {"epoch": epoch(width, stem, batches)}
         for name in names:
             programs[name] = sized(name, estimation(ESTIMATORS[name], models[linear], batches, **options))
         seconds = medians(programs, rounds)
         ratios |= {(name, configuration): f"{seconds[name] / seconds['epoch']:.2f}" for name in names}
     rows = []
-    for name in ESTIMATORS:
+    for name in estimators:
         times = [ratios.get((name, configuration), "") for configuration in CONFIGURATIONS]
         peak = peaks.get(name)
         above = "" if peak is None else f"{max(0, peak - sizes[name]) / 2**20:.0f}"
@@ -176,7 +178,7 @@ def part_of_the_samples(samples: int, draws: int, rounds: int) -> None:
     for e in ("kfac", "exact-tk", "tkfac", "diagonal", "ekfac"):
         programs = {"all": estimation(e, model, batches), "half": estimation(e, model, batches, samples=samples // 2)}
         seconds = medians(programs, rounds)
-        reference = estimation(e, model, batches, draws=draws)()
+        reference = estimation(e, model, batches, draws=draws, seed=5)()
         curvatures = {name: program() for name, program in programs.items()}
         errors = [f"{error(curvatures[n], reference, ds):.1%}" for ds in (random, steps) for n in ("half", "all")]
         rows.append([e, f"{seconds['half'] / seconds['all']:.2f}", *errors])
@@ -328,16 +330,16 @@ def beside_a_step(width: int, batch_sizes: tuple[int, ...], rounds: int) -> None
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="quarter width, fewer samples")
-    parser.add_argument("--rounds", type=int, default=2, help="repetitions behind each median")
+    parser.add_argument("--rounds", type=int, default=1, help="repetitions behind each median")
     options = parser.parse_args()
-    width, samples, rounds = (16, 32, 1) if options.quick else (64, 128, options.rounds)
+    width, samples, rounds = (16, 32, 1) if options.quick else (64, 256, options.rounds)
     peaks: dict[str, int] = {}
     if not options.quick:  # first: a process that is started by a large one is born with its peak
-        peaks = {name: peak_memory(heaviest, name, width, "small", 32, samples) for name in ESTIMATORS}
-    beside_a_step(width, (32, 128), rounds)
-    beside_others(width, 2 * samples, 1)
-    beside_training(width, "imagenet", 64, 2 * samples, rounds, {})
-    beside_training(width, "small", 32, samples, rounds, peaks)
+        peaks = {name: peak_memory(heaviest, name, width, "small", 32, BATCH) for name in BARS}
+    beside_a_step(width, (32, 128), max(3, rounds))
+    beside_others(width, samples, rounds)
+    beside_training(width, "small", 32, samples, rounds, list(ESTIMATORS), peaks)
+    beside_training(width, "imagenet", 64, samples, rounds, list(BARS), {})
     part_of_the_samples(*((128, 2) if options.quick else (512, 8)), 1)
 
 

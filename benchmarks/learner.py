@@ -13,6 +13,8 @@ Avalanche is needed for the last table only. It asks for other packages, so it g
     avalanche/bin/python benchmarks/learner.py
 
 What is timed does not depend on what is learned: images are random, and learning rates so small that nothing diverges.
+A ratio is the median over rounds, each of which runs everything once, and in brackets stand its least and its largest
+value: where they are far apart, something else was running. With OMP_NUM_THREADS=1 that disturbs less.
 """
 
 from __future__ import annotations
@@ -50,6 +52,28 @@ SGD = {"lr": 1e-5, "momentum": 0.9, "weight_decay": 1e-5}
 def images(samples: int, seed: int = 0) -> Data:
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(samples, 3, 32, 32, generator=generator), torch.arange(samples) % CLASSES
+
+
+def ratio(above: list[float], below: list[float]) -> str:
+    """Round by round, because a busy machine slows down neighbours alike."""
+    ratios = [a / b for a, b in zip(above, below, strict=True)]
+    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f}–{max(ratios):.2f})"
+
+
+def turns(programs: dict[str, Program], rounds: int) -> dict[str, list[float]]:
+    """Seconds of each program in every round, the one that warms up left out."""
+    seconds: dict[str, list[float]] = {name: [] for name in programs}
+
+    def noted(name: str) -> Program:
+        def program() -> None:
+            start = time.perf_counter()
+            programs[name]()
+            seconds[name].append(time.perf_counter() - start)
+
+        return program
+
+    medians({name: noted(name) for name in programs}, rounds)
+    return {name: taken[1:] for name, taken in seconds.items()}
 
 
 # The loop
@@ -106,16 +130,16 @@ def beside_a_loop(samples: int, epochs: int, rounds: int) -> None:
         model = nn.Sequential(network, head(features))
         loss = ScaledMSE().value if linear else F.cross_entropy
         hand = by_hand(model, loss, data, epochs, learner)
-        seconds = medians({"hand": hand, "learn": partial(learner.learn, data, progress=False)}, repeated)
+        seconds = turns({"hand": hand, "learn": partial(learner.learn, data, progress=False)}, repeated)
         steps = epochs * -(-len(data[0]) // BATCH)
-        above = (seconds["learn"] - seconds["hand"]) / steps
+        above = statistics.median(a - b for a, b in zip(seconds["learn"], seconds["hand"], strict=True)) / steps
         apart = (model[1].weight - learner.model.head("main").weight).abs().max() / model[1].weight.abs().max()
         rows.append(
             [
                 f"{name}, {recipe}",
-                f"{seconds['learn'] / seconds['hand']:.2f}",
+                ratio(seconds["learn"], seconds["hand"]),
                 "1.10" if name == "ResNet-18" else "",
-                f"{1e3 * seconds['hand'] / steps:.2f}",
+                f"{1e3 * statistics.median(seconds['hand']) / steps:.2f}",
                 f"{1e6 * above:.0f}",
                 f"{apart.item():.0e}",
             ]
@@ -143,18 +167,15 @@ def beside_no_memory(samples: int, epochs: int, rounds: int) -> None:
         learners[name].learn(data, progress=False)  # the first task, which nothing is remembered in
     medians({name: partial(learner.learn, data, progress=False) for name, learner in learners.items()}, rounds)
 
-    def typical(name: str, entry: str) -> float:
-        return statistics.median(task[entry] for task in learners[name].history[-rounds:])
+    def each(name: str, entry: str) -> list[float]:
+        return [task[entry] for task in learners[name].history[-rounds:]]
 
     rows = []
     for name, without in WITHOUT.items():
-        training, remembering = typical(name, "seconds_training"), typical(name, "seconds_remembering")
-        ratios = (
-            training / typical(without, "seconds_training"),
-            remembering / training,
-            epochs * remembering / training,
-        )
-        rows.append([name, without, *(f"{ratio:.2f}" for ratio in ratios)])
+        training, remembering = each(name, "seconds_training"), each(name, "seconds_remembering")
+        an_epoch = [seconds / epochs for seconds in training]
+        steps = ratio(training, each(without, "seconds_training"))
+        rows.append([name, without, steps, ratio(remembering, training), ratio(remembering, an_epoch)])
     header = ["", "without", "step / step without", f"remembering / training of {epochs} epochs", "in epochs"]
     table(f"With a memory, from the second task on, ResNet-18, batch {BATCH}, {samples} images a task", header, rows)
 
@@ -255,32 +276,30 @@ def beside_avalanche(tasks: int, samples: int, rounds: int, peaks: dict[str, int
     import_avalanche()
     from avalanche.training.plugins import EWCPlugin
 
-    remembering: dict[str, float] = {}
+    remembering: dict[str, list[float]] = {name: [] for name in STREAMS}
 
     def observed(name: str) -> Program:
         program = stream(name, tasks, samples)
         ours = STREAMS[name][0] is stream_in_dlcft
-        found: list[float] = []
 
         def run() -> None:
             with clocked(*((Quadratic, "finish") if ours else (EWCPlugin, "after_training_exp"))) as seconds:
                 program()
-            found.append(sum(seconds))
-            remembering[name] = statistics.median(found[1:] or found)  # the first warms up
+            remembering[name].append(sum(seconds))
 
         return run
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that nothing is logged
-        seconds = medians({name: observed(name) for name in STREAMS}, rounds)
+        seconds = turns({name: observed(name) for name in STREAMS}, rounds)
+    fisher = {name: taken[1:] for name, taken in remembering.items()}
+    training = {name: [a - f for a, f in zip(seconds[name], fisher[name], strict=True)] for name in STREAMS}
     reference = "Avalanche, one memory as ours"
     rows = []
     for name, (run, _) in STREAMS.items():
-        training = (seconds[reference] - remembering[reference]) / (seconds[name] - remembering[name])
+        rates = ratio(seconds[reference], seconds[name]), ratio(training[reference], training[name])
         peak = f"{peaks[name] / peaks[reference]:.2f} ({peaks[name] / 2**20:.0f} MiB)" if peaks else ""
-        share = remembering[name] / seconds[name]
-        rate = f"{seconds[reference] / seconds[name]:.2f}"
-        rows.append([name, rate, f"{training:.2f}", f"{share:.0%}", peak, str(lines(run))])
+        rows.append([name, *rates, ratio(fisher[name], seconds[name]), peak, str(lines(run))])
     header = ["", "steps a second, all", "training alone", "Fisher, of all time", "peak memory", "lines of user code"]
     title = (
         f"EWC, {tasks} tasks of {samples} images, one epoch each, batch {BATCH}, ResNet-18 with BatchNorm folded, "

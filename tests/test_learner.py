@@ -331,7 +331,11 @@ def test_der_compares_stored_columns_only():
     ("action", "error", "message"),
     [
         (lambda: make("dlcft", "online"), ValueError, "scenario is 'online'; it must be"),
-        (lambda: Learner(backbone(), "dlfct"), ValueError, "unknown method 'dlfct'; known: none"),
+        (
+            lambda: Learner(backbone(), "dlfct"),
+            ValueError,
+            r"unknown method 'dlfct'; did you mean 'dlcft'\? Known: none",
+        ),
         (lambda: make("dlcft", learning_rate=1), ValueError, "unknown setting 'learning_rate'; known: method"),
         (lambda: make("dlcft", lr=0), ValueError, "lr is 0; it must be positive"),
         (lambda: make("dlcft", epochs=0), ValueError, "epochs is 0; it must be at least 1"),

@@ -11,7 +11,7 @@ from sklearn.linear_model import Ridge
 from sklearn.preprocessing import StandardScaler
 
 from dlcft import ridge as module
-from dlcft.ridge import RidgeSums
+from dlcft.ridge import RIDGES, RidgeSums
 
 FEATURES, CLASSES, SCALE = 7, 4, 15.0
 
@@ -237,3 +237,21 @@ def test_what_cannot_be_solved():
         sums(*data()).weighted(0)
     with pytest.raises(ValueError, match="got 0 features"):
         RidgeSums.empty(0)
+
+
+def test_a_ridge_is_chosen_alike_with_and_without_an_eigendecomposition(monkeypatch):
+    torch.manual_seed(0)
+    x = torch.randn(300, 60, dtype=torch.float64) @ torch.randn(60, 60, dtype=torch.float64)
+    x[:, 7] = 3.0
+    y = (x @ torch.randn(60, 3, dtype=torch.float64) + 40 * torch.randn(300, 3, dtype=torch.float64)).argmax(1)
+    sums = RidgeSums.empty(60).add(x, y)
+    monkeypatch.setattr("dlcft.ridge._PROBES", 4000)
+    problem = sums._problem(True, False)
+    scores = [problem.gcv(ridge, sums.samples) for ridge in RIDGES]
+    expected = sums.gcv(RIDGES, scale=1.0)
+    assert torch.allclose(torch.tensor(scores, dtype=torch.float64), expected, rtol=0.02)
+    monkeypatch.undo()
+    chosen = sums.choose_ridge()
+    monkeypatch.setattr("dlcft.ridge._EIGEN_LIMIT", 0)
+    assert sums.choose_ridge() == chosen
+    assert chosen not in (RIDGES[0], RIDGES[-1])

@@ -15,7 +15,7 @@ from dlcft.methods import Task
 from dlcft.prepare import fold_batchnorm
 from dlcft.recipes import Recipe
 from dlcft.ridge import RidgeSums
-from dlcft.tangent import FrozenFeatures, TangentFeatures
+from dlcft.tangent import FlipAveraged, FrozenFeatures, TangentFeatures
 
 DIRECTION_SAMPLES = 256  # of the first task, whose features tell the principal direction
 
@@ -53,14 +53,17 @@ def first_features(backbone: nn.Module, x: Input) -> Tensor:
 def assembled(backbone: nn.Module, recipe: Recipe, z: Tensor, train: Selection, seed: int) -> Classifier:
     """The classifier on a prepared backbone whose first features are z."""
     width = z.shape[1]
+    if recipe.method != "ridge":
+        return Classifier(backbone, width, strict=recipe.strict)
+    features: nn.Module
     if recipe.tangent_features:
         sizes = {"features": recipe.tangent_features, "random": recipe.random_features}
         features = TangentFeatures(backbone, _direction(recipe, z, seed), train=train, seed=seed, **sizes)
-        return Classifier(features, width + recipe.random_features + features.length)
-    if recipe.method == "ridge":
-        frozen = FrozenFeatures(backbone, width, random=recipe.random_features, seed=seed)
-        return Classifier(frozen, recipe.random_features or width)
-    return Classifier(backbone, width, strict=recipe.strict)
+        width += recipe.random_features + features.length
+    else:
+        features = FrozenFeatures(backbone, width, random=recipe.random_features, seed=seed)
+        width = recipe.random_features or width
+    return Classifier(FlipAveraged(features) if "flip" in recipe.augment.split("+") else features, width)
 
 
 def _direction(recipe: Recipe, z: Tensor, seed: int) -> Tensor:

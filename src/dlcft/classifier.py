@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from dlcft.linearize import Frozen, Linearized
 
@@ -14,10 +15,21 @@ Input = Tensor | tuple[Any, ...] | Mapping[str, Any]
 
 
 def call(network: nn.Module, x: Input) -> Any:
-    """A network on a batch: a tensor, a tuple of positional or a mapping of keyword arguments."""
-    if isinstance(x, Mapping):
-        return network(**x)
-    return network(*x) if isinstance(x, tuple) else network(x)
+    """A network on a batch: a tensor, a tuple of positional or a mapping of keyword arguments.
+
+    Raises:
+        ValueError: when the network cannot take it.
+    """
+    try:
+        if isinstance(x, Mapping):
+            return network(**x)
+        return network(*x) if isinstance(x, tuple) else network(x)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        got = ", ".join(f"{tuple(t.shape)} of {t.dtype}" for t in tree_leaves(x) if isinstance(t, Tensor))
+        why = str(error).strip().splitlines()[0]
+        raise ValueError(f"the network cannot take a batch {got}: {why}") from error
 
 
 class Classifier(nn.Module):

@@ -32,7 +32,7 @@ from dlcft.linearize import Selection
 from dlcft.methods import Method, Ridge, Task
 from dlcft.methods.base import joined_states, split_states
 from dlcft.progress import Report, reporter
-from dlcft.recipes import RECIPES, Recipe, Scenario
+from dlcft.recipes import RECIPES, Recipe, Scenario, check_name
 from dlcft.saving import Home
 from dlcft.training import Training, augmented
 
@@ -90,8 +90,8 @@ class Learner:
             raise ValueError(f"scenario is {scenario!r}; it must be 'data-il', 'task-il' or 'class-il'.")
         if new_labels not in (None, "grow", "error"):
             raise ValueError(f"new_labels is {new_labels!r}; it must be 'grow' or 'error'.")
-        if isinstance(method, str) and method not in RECIPES:
-            raise ValueError(f"unknown method {method!r}; known: {', '.join(RECIPES)}.")
+        if isinstance(method, str):
+            check_name("method", method, RECIPES)
         self.recipe = (RECIPES[method] if isinstance(method, str) else method).with_settings(settings)
         self.scenario: Scenario = scenario
         self.new_labels = new_labels or ("error" if scenario == "data-il" else "grow")
@@ -472,10 +472,10 @@ class Learner:
     def _snapshot(self) -> tuple[Any, ...]:
         """Everything that learning changes; a frozen network is not among it."""
         kept = learned_state(self._backbone) if self._model is None else self._model.state()
-        return kept, self._model, dict(self._labels), self.method.snapshot()
+        return kept, self._model, self._width, dict(self._labels), self.method.snapshot()
 
     def _restore(self, snapshot: tuple[Any, ...]) -> None:
-        kept, self._model, self._labels, self.method = snapshot
+        kept, self._model, self._width, self._labels, self.method = snapshot
         if self._model is None:
             self._backbone.load_state_dict(kept, strict=False)
         else:

@@ -6,6 +6,8 @@ What stands here is a starting point; a comparison tunes them with the same budg
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -34,7 +36,7 @@ class Recipe:
         epochs: passes over a task.
         batch_size: samples a step.
         clip: largest norm of a step's gradient, or None.
-        augment: see `Augmentation`.
+        augment: see `Augmentation`. Closed-form methods average the features over "flip" and know no other.
         curvature: an estimator's name.
         draws: output gradients a sample; None for exact.
         curvature_samples: how many samples the curvature is estimated from; None for all.
@@ -116,9 +118,8 @@ class Recipe:
         Raises:
             ValueError: when a setting is unknown.
         """
-        unknown = [name for name in settings if name not in self.__dataclass_fields__]
-        if unknown:
-            raise ValueError(f"unknown setting {unknown[0]!r}; known: {', '.join(self.__dataclass_fields__)}.")
+        for name in settings:
+            check_name("setting", name, self.__dataclass_fields__)
         return replace(self, **settings)
 
     def make_loss(self) -> Loss:
@@ -156,6 +157,18 @@ class Recipe:
         if self.method == "ridge":
             return Ridge(self.ridge, self.weigh_by, self.scale, self.balanced)
         return Finetune()
+
+
+def check_name(kind: str, name: str, known: Collection[str]) -> None:
+    """Refuse a name that is not known, and say which is near.
+
+    Raises:
+        ValueError: when it is not among `known`.
+    """
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {near[0]!r}? Known" if near else "known"
+        raise ValueError(f"unknown {kind} {name!r}; {hint}: {', '.join(known)}.")
 
 
 _CHOICES: dict[str, tuple[str, ...]] = {

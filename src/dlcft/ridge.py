@@ -28,6 +28,8 @@ RIDGES = tuple(10 ** (k / 2) for k in range(-10, 5))
 
 _BLOCK = 1024  # columns of the Gram matrix at a time: only blocks on and above the diagonal are multiplied
 _CONSTANT = 1e-12  # a variance below this share of the mean square is rounding: the feature counts as constant
+_EIGEN_LIMIT = 1500  # features up to which an eigendecomposition is quick
+_PROBES = 32
 _ROUNDING = 1e-9  # how far below zero, relative to what was there, a difference of sums may fall
 
 
@@ -253,11 +255,30 @@ class RidgeSums:
         """`RidgePath.gcv` of each ridge."""
         return self.path(standardize=standardize, balance=balance).gcv(ridges, scale=scale)
 
+    @torch.no_grad()
     def choose_ridge(
         self, ridges: Sequence[float] = RIDGES, *, standardize: bool = True, balance: bool = False
     ) -> float:
-        """The ridge of the least `gcv`: good for the squared error. Accuracy tends to be best at a smaller one."""
-        return float(ridges[int(self.gcv(ridges, standardize=standardize, balance=balance).argmin())])
+        """The ridge of the least `gcv`: good for the squared error. Accuracy tends to be best at a smaller one.
+
+        With many features the eigendecomposition would take minutes. The score, which has one valley, is then searched
+        with a Cholesky factor for each ridge that is tried, and its trace is estimated from fixed random vectors.
+        """
+        if self.features <= _EIGEN_LIMIT:
+            return float(ridges[int(self.gcv(ridges, standardize=standardize, balance=balance).argmin())])
+        problem, ridges = self._problem(standardize, balance), sorted(ridges)
+        scores: dict[int, float] = {}
+
+        def score(index: int) -> float:
+            if index not in scores:
+                scores[index] = problem.gcv(ridges[index], self.samples)
+            return scores[index]
+
+        low, high = 0, len(ridges) - 1
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if score(middle) <= score(middle + 1) else (middle + 1, high)
+        return float(ridges[low])
 
     @torch.no_grad()
     def loss(self, weight: Tensor, bias: Tensor, scale: float = 15.0) -> float:
@@ -356,6 +377,24 @@ class _Problem:
     inverse: Tensor
     mean: Tensor
     prior: Tensor
+
+    def gcv(self, ridge: float, samples: int) -> float:
+        """As `RidgePath.gcv` for α = 1, by a Cholesky factor; the trace of the inverse by `_PROBES` random vectors."""
+        damped = self.matrix.clone()
+        damped.diagonal().add_(ridge)
+        factor, failed = torch.linalg.cholesky_ex(damped)
+        if failed:
+            return math.inf
+        generator = torch.Generator().manual_seed(0)
+        probes = torch.randint(0, 2, (len(damped), _PROBES), generator=generator).to(damped) * 2 - 1
+        solved = torch.cholesky_solve(torch.cat([self.right.T, probes], 1), factor)
+        weight, inverse = solved[:, : len(self.right)].T, solved[:, len(self.right) :]
+        varying = int((self.inverse > 0).sum())  # a constant feature adds 1/ridge to the trace, and no freedom
+        trace = float((probes * inverse).sum() / _PROBES) - (len(damped) - varying) / ridge
+        residual = float((self.prior * (1 - self.prior)).sum() - (weight * self.right).sum())
+        residual -= ridge * float(weight.square().sum())
+        left = 1 - (1 + varying - ridge * trace) / samples
+        return 0.5 * max(residual, 0.0) / left**2 if left > 0 else math.inf
 
     def raw(self, standardised: Tensor, scale: float) -> tuple[Tensor, Tensor]:
         """V and b for the features as they come."""

@@ -57,7 +57,9 @@ class Home:
             CheckpointError: when the directory holds something else.
             OSError: when it cannot be written.
         """
-        with self.store.lock():
+        if keep < 1:
+            raise ValueError(f"keep is {keep}; it must be at least 1.")
+        with self.store.writing():
             self._check()
             number = self.store.commit(tensors, {"learner": LEARNER_FORMAT, **header}, keep=keep)
             self.version = self._current()

@@ -87,6 +87,26 @@ class FrozenFeatures(Frozen):
         return z if self.weight is None else torch.relu(z @ self.weight.T)
 
 
+class FlipAveraged(nn.Module):
+    """The mean of the features of images and of their mirror images; other inputs as they are.
+
+    Args:
+        features: of a batch.
+    """
+
+    def __init__(self, features: nn.Module) -> None:
+        super().__init__()
+        self.features = features
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Features, samples × features."""
+        found: Tensor = self.features(*args, **kwargs)
+        if kwargs or len(args) != 1 or not isinstance(args[0], Tensor) or args[0].dim() != 4:
+            return found
+        mirrored: Tensor = self.features(args[0].flip(-1))
+        return (found + mirrored) / 2
+
+
 class TangentFeatures(Frozen):
     """`φ(x) = [z; relu(P z); vec(S_l D_l(x) R_l) for every layer l and direction u]` of a frozen network.
 

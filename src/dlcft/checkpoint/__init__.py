@@ -145,7 +145,7 @@ class Store:
         if keep < 1:
             raise ValueError(f"keep is {keep}; it must be at least 1.")
         stored: Header = plain(header)
-        with self._writing():
+        with self.writing():
             manifest = self._manifest()
             self._refuse_orphans(manifest)
             number = 1 + max((event["version"] for event in manifest.history), default=0)
@@ -188,7 +188,7 @@ class Store:
             CheckpointError: when that version is not kept or its file is damaged.
             OSError: when the directory cannot be written.
         """
-        with self._writing():
+        with self.writing():
             manifest = self._manifest()
             if version is None:
                 parent = self._entry(manifest, manifest.current).parent
@@ -210,7 +210,7 @@ class Store:
             OSError: when the directory cannot be written; the progress saved before is as it was.
         """
         stored: Header = plain(header)
-        with self._writing():
+        with self.writing():
             base, file = self._manifest().base(), f"progress-{secrets.token_hex(8)}.safetensors"
             try:
                 size, sha256 = write_tensors(self.directory / file, tensors)
@@ -241,12 +241,17 @@ class Store:
             OSError: when the directory cannot be written.
         """
         if self.directory.is_dir():
-            with self._writing():
+            with self.writing():
                 self._progress_path.unlink(missing_ok=True)
                 self._sweep()
 
     @contextlib.contextmanager
-    def _writing(self) -> Iterator[None]:
+    def writing(self) -> Iterator[None]:
+        """As `lock`, for the time of a few writes: what goes wrong with the disk is told in one sentence.
+
+        Raises:
+            OSError: when the directory cannot be written.
+        """
         try:
             with self._lock:
                 yield

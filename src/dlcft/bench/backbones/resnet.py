@@ -1,4 +1,4 @@
-"""Networks to start from: ResNet-18 with torchvision's parameter names, and the pre-trained one that is shipped.
+"""ResNet-18 with torchvision's parameter names.
 
 References:
     He, Zhang, Ren, Sun, "Deep Residual Learning for Image Recognition" (2015), https://arxiv.org/abs/1512.03385
@@ -7,14 +7,9 @@ References:
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import resources
 from typing import Literal
 
-import torch
-from safetensors.torch import load as load_bytes
 from torch import Tensor, nn
-
-SHIPPED = "resnet18-32-w16-tinyimagenet.safetensors"
 
 
 class BasicBlock(nn.Module):
@@ -84,22 +79,3 @@ class ResNet18(nn.Module):
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         return self.fc(x.mean((2, 3)))  # type: ignore[no-any-return]
-
-
-def load_features(network: ResNet18, state: dict[str, Tensor]) -> ResNet18:
-    """Fill a feature extractor from a state dict with torchvision's names, leaving out its classifier `fc`."""
-    network.load_state_dict({name: tensor for name, tensor in state.items() if not name.startswith("fc.")})
-    return network
-
-
-def shipped_resnet18() -> ResNet18:
-    """The pre-trained network in the package: quarter width, 32-pixel stem, LeakyReLU 0.1, Tiny-ImageNet-200.
-
-    42.4 % top-1 on that data set's validation images. `weights/README.md` tells how it was trained.
-    """
-    state = load_bytes((resources.files("dlcft.bench") / "weights" / SHIPPED).read_bytes())
-    return load_features(ResNet18(16, "small", 0.1), state).eval()
-
-
-MEAN = torch.tensor([0.4802, 0.4481, 0.3975])  # of the images that the shipped network was trained on
-STD = torch.tensor([0.2770, 0.2691, 0.2821])

@@ -1,4 +1,4 @@
-"""Images by name. So far the one set that needs no download: handwritten digits, which scikit-learn carries."""
+"""The images that need no download: handwritten digits, which scikit-learn carries."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dlcft.bench.backbones import MEAN, STD
+from dlcft.bench.datasets.image_set import Parts
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,10 +31,25 @@ def digits(rotation: float = 0.0, test_share: float = 1 / 3, seed: int = 0) -> I
     x = _rotated(F.interpolate(x, size=32, mode="bilinear", align_corners=False), rotation)
     x = (x.expand(-1, 3, -1, -1) - MEAN.view(3, 1, 1)) / STD.view(3, 1, 1)
     y = torch.from_numpy(raw.target).long()
-    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed))
-    tests = round(test_share * len(y))
-    test, train = order[:tests], order[tests:]
+    train, test = _split(len(y), test_share, seed)
     return Images(x[train], y[train], x[test], y[test])
+
+
+def digits_parts() -> Parts:
+    """The same images, split alike, as they are: 8×8 and grey."""
+    from sklearn.datasets import load_digits
+
+    raw = load_digits()
+    x = (torch.from_numpy(raw.images) * 255 / 16).round().to(torch.uint8)[:, None]
+    y = torch.from_numpy(raw.target).long()
+    train, test = _split(len(y), 1 / 3, 0)
+    return Parts(x[train], y[train], x[test], y[test], tuple("0123456789"))
+
+
+def _split(count: int, test_share: float, seed: int) -> tuple[Tensor, Tensor]:
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+    tests = round(test_share * count)
+    return order[tests:], order[:tests]
 
 
 def _rotated(x: Tensor, degrees: float) -> Tensor:

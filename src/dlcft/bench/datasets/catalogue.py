@@ -1,0 +1,259 @@
+"""The data sets by name: where each comes from, how it is read, and how it is usually shown to a network."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from dlcft.bench.backbones import MEAN, STD
+from dlcft.bench.datasets.arrays import Idx, moments, npz
+from dlcft.bench.datasets.download import Absent, Remote, fetch
+from dlcft.bench.datasets.embedded import digits_parts
+from dlcft.bench.datasets.image_set import ImageSet, Parts
+from dlcft.bench.datasets.pickled import Cifar, imagenet32
+from dlcft.bench.datasets.trees import image_folder, mit67, tiny_imagenet
+from dlcft.images import Preprocess
+
+_IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+_TINY = tuple(tuple(round(value, 4) for value in moment.tolist()) for moment in (MEAN, STD))
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One data set.
+
+    Args:
+        locate: takes a folder or file and returns a function that reads it, or raises `Absent`.
+        preprocess: None to take size, mean and standard deviation from the training images.
+        augment: the usual augmentation.
+        files: where to get it.
+        elsewhere: folders below `DLCFT_DATA` where it may be, besides one of its own name.
+    """
+
+    locate: Callable[[Path], Callable[[], Parts]]
+    preprocess: Preprocess | None
+    augment: str = "none"
+    files: tuple[Remote, ...] = ()
+    elsewhere: tuple[str, ...] = (".",)
+
+
+def _idx_files(base: str, *sums: str) -> tuple[Remote, ...]:
+    names = [f"{part}-{kind}-ubyte.gz" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]
+    return tuple(Remote(base + name, md5) for name, md5 in zip(names, sums, strict=True))
+
+
+_CLOTHES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
+
+# In the order in which a path is compared with them.
+CATALOGUE = {
+    "seq-cifar100": Entry(
+        Cifar(
+            "cifar-100-python", "cifar-100-python.tar.gz", ("train",), "test", "meta", "fine_labels", "fine_label_names"
+        ),
+        Preprocess(size=(32, 32), mean=(0.5071, 0.4865, 0.4409), std=(0.2673, 0.2564, 0.2762), channels=3),
+        "crop4+flip",
+        (Remote("https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz", md5="eb9058c3a382ffc7106e4002c42a8d85"),),
+    ),
+    "seq-cifar10": Entry(
+        Cifar(
+            "cifar-10-batches-py",
+            "cifar-10-python.tar.gz",
+            tuple(f"data_batch_{number}" for number in range(1, 6)),
+            "test_batch",
+            "batches.meta",
+            "labels",
+            "label_names",
+        ),
+        Preprocess(size=(32, 32), mean=(0.4914, 0.4822, 0.4465), std=(0.2470, 0.2435, 0.2616), channels=3),
+        "crop4+flip",
+        (Remote("https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz", md5="c58f30108f718f92721af3b95e74349a"),),
+    ),
+    "seq-mit67": Entry(
+        mit67,
+        Preprocess(mean=_IMAGENET[0], std=_IMAGENET[1], channels=3),  # files are brought to size as they are read
+        "window224",
+        (
+            Remote(
+                "http://groups.csail.mit.edu/vision/LabelMe/NewImages/indoorCVPR_09.tar",
+                unpacked=("Images", "indoorCVPR_09/Images"),
+            ),
+            Remote("http://web.mit.edu/torralba/www/TrainImages.txt"),
+            Remote("http://web.mit.edu/torralba/www/TestImages.txt"),
+        ),
+    ),
+    "imagenet32": Entry(
+        imagenet32,
+        Preprocess(size=(32, 32), mean=_IMAGENET[0], std=_IMAGENET[1], channels=3),
+        "crop4+flip",
+        tuple(
+            Remote(
+                f"https://image-net.org/data/downsample/Imagenet32_{part}.zip",
+                unpacked=(first, f"Imagenet32_{part}/{first}"),
+            )
+            for part, first in (("train", "train_data_batch_1"), ("val", "val_data"))
+        ),
+    ),
+    "tiny-imagenet": Entry(
+        tiny_imagenet,
+        Preprocess(size=(64, 64), mean=_TINY[0], std=_TINY[1], channels=3),
+        "crop4+flip",
+        (
+            Remote(
+                "http://cs231n.stanford.edu/tiny-imagenet-200.zip",
+                md5="90528d7ca1a48142e341f4ef8d21d0de",
+                unpacked=("val/val_annotations.txt", "tiny-imagenet-200/val/val_annotations.txt"),
+            ),
+        ),
+    ),
+    "mnist": Entry(
+        Idx(tuple("0123456789")),
+        Preprocess(size=(32, 32), mean=(0.1307,), std=(0.3081,), channels=3),
+        files=_idx_files(
+            "https://ossci-datasets.s3.amazonaws.com/mnist/",
+            "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+            "d53e105ee54ea40749a09fcbcd1e9432",
+            "9fb629c4189551a2d022fa330f9573f3",
+            "ec29112dd5afa0611ce80d1b7f02629c",
+        ),
+        elsewhere=("MNIST/raw",),  # not "." because Fashion-MNIST's files have the same names
+    ),
+    "fashion-mnist": Entry(
+        Idx(_CLOTHES),
+        Preprocess(size=(32, 32), mean=(0.2860,), std=(0.3530,), channels=3),
+        files=_idx_files(
+            "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+            "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+            "25c81989df183df01b3e8a0aad5dffbe",
+            "bef4ecab320f06d8554ea6380940ec79",
+            "bb300cfdad3c16e7a12a480ee83cd310",
+        ),
+        elsewhere=("FashionMNIST/raw",),
+    ),
+    "folder": Entry(image_folder, Preprocess(size=(224, 224), mean=_IMAGENET[0], std=_IMAGENET[1], channels=3)),
+    "npz": Entry(npz, None),
+}
+NAMES = ("digits", *CATALOGUE)
+
+
+def load(name: str | Path, path: str | Path | None = None, *, download: bool = False) -> ImageSet:
+    """A data set by name, from the files that are published, or whatever a path holds.
+
+    Args:
+        name: one of `NAMES`, or a path.
+        path: the folder that has the official files, or the folder, archive or .npz file itself; what it holds is
+            found out if `name` is unknown. By default `~/.cache/dlcft/data/<name>`, or, if that variable is set, the
+            folder `<name>` in `DLCFT_DATA`, or `DLCFT_DATA` itself.
+        download: fetch what is missing; without it nothing is.
+
+    Raises:
+        FileNotFoundError: when it is not there, with where to get it, or cannot be downloaded.
+        ValueError: when the name is unknown, the path holds no data set, or a file is damaged.
+
+    Example:
+        >>> images = load("digits")
+        >>> images.x_train.shape, images.x_train.dtype, len(images.classes)
+        (torch.Size([1198, 1, 8, 8]), torch.uint8, 10)
+    """
+    known = str(name)
+    if known == "digits" and path is None:
+        preprocess = Preprocess(size=(32, 32), mean=_TINY[0], std=_TINY[1], channels=3)
+        return ImageSet("digits", *digits_parts(), preprocess)
+    if known not in CATALOGUE:
+        known = _detected(_some_path(name, path))
+        path = name if path is None else path
+    read = _reader(known, None if path is None else Path(path).expanduser(), download)
+    parts, entry = read(), CATALOGUE[known]
+    return ImageSet(known, *parts, entry.preprocess or _measured(parts), entry.augment)
+
+
+def _reader(name: str, path: Path | None, download: bool) -> Callable[[], Parts]:
+    """The function that reads the data set where it is found first; downloads it if it is nowhere and may be."""
+    entry = CATALOGUE[name]
+    if path is None and not entry.files:
+        raise ValueError(f"the data set {name!r} has no place of its own; give a path, load({name!r}, path).")
+    given, root = path, Path(os.environ.get("DLCFT_DATA") or "~/.cache/dlcft/data").expanduser()
+    path = root / name if path is None else path
+    places = [path] if given is not None else [path, *(root / place for place in entry.elsewhere)]
+    try:
+        return _first(entry, places)
+    except Absent as error:
+        if not download or not entry.files:
+            raise FileNotFoundError(_absence(name, entry, path, given, str(error))) from None
+    for file in entry.files:
+        fetch(file, path)
+    try:
+        return _first(entry, [path])
+    except Absent as error:
+        raise ValueError(f"{path} has no {error}, though {name} was fetched; empty it and try again.") from None
+
+
+def _first(entry: Entry, places: list[Path]) -> Callable[[], Parts]:
+    """What the first place has that has any: official files, or, in a place given or of its own, one .npz file."""
+    tried = [*((entry.locate, place) for place in places), (npz, places[0])]
+    found = [_located(locate, place) for locate, place in tried]
+    for read in found:
+        if not isinstance(read, Absent):
+            return read
+    assert isinstance(found[0], Absent)
+    raise found[0]
+
+
+def _located(locate: Callable[[Path], Callable[[], Parts]], place: Path) -> Callable[[], Parts] | Absent:
+    try:
+        return locate(place)
+    except Absent as error:
+        return error
+
+
+def _absence(name: str, entry: Entry, path: Path, given: Path | None, missing: str) -> str:
+    if not entry.files:
+        return f"{path} has no {missing}; load({name!r}, path) needs it."
+    call = f"load({name!r}, {f'{str(given)!r}, ' if given is not None else ''}download=True)"
+    packed = [file.name for file in entry.files if file.unpacked and (path / file.name).is_file()]
+    if packed:
+        return f"{name} is in {path} as {packed[0]}, and {missing} is missing; unpack it there, or call {call}."
+    files = [str(file) for file in entry.files]
+    return f"{name} is not in {path} ({missing} is missing); put {' and '.join(files)} there, or call {call}."
+
+
+def _some_path(name: str | Path, path: str | Path | None) -> Path:
+    found = Path(name if path is None else path).expanduser()
+    if os.path.exists(found):  # Path.exists fails for text too long to be a path
+        return found
+    if path is None and isinstance(name, str) and os.sep not in name:
+        near = difflib.get_close_matches(name, NAMES, 1)
+        hint = f" did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"there is no data set or path {name!r};{hint} known: {', '.join(NAMES)}.")
+    raise FileNotFoundError(f"there is no file or folder {found}; give the path of a data set, or one of {NAMES}.")
+
+
+def _detected(path: Path) -> str:
+    """The name of the data set that a path holds."""
+    found = [name for name, entry in CATALOGUE.items() if not isinstance(_located(entry.locate, path), Absent)]
+    if not found:
+        raise ValueError(
+            f"{path} holds no known data set; official files of {', '.join(list(CATALOGUE)[:-2])}, an image folder "
+            "with train/<class>/ and test/<class>/, or an .npz file are known."
+        )
+    if "mnist" not in found[0]:
+        return found[0]
+    where = str(path.absolute()).lower()
+    if "mnist" not in where:
+        raise ValueError(
+            f"{path} holds files of MNIST or of Fashion-MNIST, which have the same names; say which, load('mnist', "
+            "path) or load('fashion-mnist', path)."
+        )
+    return "fashion-mnist" if "fashion" in where else "mnist"
+
+
+def _measured(parts: Parts) -> Preprocess:
+    """The training images' own size, mean and standard deviation."""
+    x = parts.x_train
+    assert isinstance(x, Tensor)
+    mean, std = moments(x)
+    return Preprocess(size=(x.shape[2], x.shape[3]), mean=mean, std=std)
