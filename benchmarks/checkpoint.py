@@ -4,7 +4,8 @@
     python benchmarks/checkpoint.py --quick   # a tenth of it, seconds
 
 The copy is `shutil.copyfile` followed by fsync. Saving writes, hashes and syncs a version and replaces the manifest;
-loading verifies the hash and copies every tensor into memory of its own. The bar is 2 for each.
+loading verifies the hash and copies every tensor into memory of its own. The bar is 2 for each. The last column is the
+share of a task: one pass of plain training of ResNet-18 over 5,000 images of 32×32, counted up from one batch.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ import tempfile
 from pathlib import Path
 
 import torch
+from curvature import BATCH, epoch, images
 from measure import medians, table
 from torch import Tensor
 
 from dlcft.checkpoint import Store, state_digest
 
 BAR = 2.0
+IMAGES, WIDTH = 5000, 64
 
 
 def memory(millions: float) -> dict[str, Tensor]:
@@ -63,6 +66,7 @@ def main() -> None:
                 "load": lambda: store.read(),
             }
         )
+        step = medians({"step": epoch(WIDTH, "small", images(BATCH, 32))}, 3)["step"]
         size = source.stat().st_size
     rows = [
         [
@@ -71,10 +75,15 @@ def main() -> None:
             f"{size / time / 1e9:.2f}",
             f"{time / seconds['copy']:.2f}",
             "" if name == "copy" else "2",
+            f"{time / (step * IMAGES / BATCH):.1%}",
         ]
         for name, time in seconds.items()
     ]
-    table(f"A checkpoint of {size / 1e6:.0f} MB", ["", "seconds", "GB/s", "× copy and fsync", "bar"], rows)
+    table(
+        f"A checkpoint of {size / 1e6:.0f} MB",
+        ["", "seconds", "GB/s", "× copy and fsync", "bar", "share of a task"],
+        rows,
+    )
     for name in ("save", "load"):
         if seconds[name] > BAR * seconds["copy"]:
             print(f"{name} misses its bar of {BAR:g}.")

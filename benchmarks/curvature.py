@@ -1,6 +1,6 @@
 """What curvature costs: to estimate it, beside training on the same samples and other libraries; and as a penalty.
 
-    python benchmarks/curvature.py           # ResNet-18 at 32×32 and 64×64, about a quarter of an hour on two cores
+    python benchmarks/curvature.py           # ResNet-18 at 32×32 and 64×64, about twelve minutes on two cores
     python benchmarks/curvature.py --quick   # a quarter of the width and fewer samples, under a minute
 
 The unit is a plain training epoch over the same samples: forward and full backward of the folded network with a linear
@@ -138,7 +138,7 @@ def beside_training(
         programs: dict[str, Callable[[], object]] = {"epoch": epoch(width, stem, batches)}
         for name in names:
             programs[name] = sized(name, estimation(ESTIMATORS[name], models[linear], batches, **options))
-        seconds = medians(programs, rounds)
+        seconds = medians(programs, rounds, warm_up=False)
         ratios |= {(name, configuration): f"{seconds[name] / seconds['epoch']:.2f}" for name in names}
     rows = []
     for name in estimators:
@@ -330,6 +330,7 @@ def beside_a_step(width: int, batch_sizes: tuple[int, ...], rounds: int) -> None
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="quarter width, fewer samples")
+    parser.add_argument("--ekfac", action="store_true", help="measure the estimation of EK-FAC too, some minutes more")
     parser.add_argument("--rounds", type=int, default=1, help="repetitions behind each median")
     options = parser.parse_args()
     width, samples, rounds = (16, 32, 1) if options.quick else (64, 256, options.rounds)
@@ -338,7 +339,8 @@ def main() -> None:
         peaks = {name: peak_memory(heaviest, name, width, "small", 32, BATCH) for name in BARS}
     beside_a_step(width, (32, 128), max(3, rounds))
     beside_others(width, samples, rounds)
-    beside_training(width, "small", 32, samples, rounds, list(ESTIMATORS), peaks)
+    fast = [name for name in ESTIMATORS if ESTIMATORS[name] is not Rotated]
+    beside_training(width, "small", 32, samples, rounds, list(ESTIMATORS) if options.ekfac else fast, peaks)
     beside_training(width, "imagenet", 64, samples, rounds, list(BARS), {})
     part_of_the_samples(*((128, 2) if options.quick else (512, 8)), 1)
 

@@ -9,10 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 
-def medians(programs: dict[str, Callable[[], object]], rounds: int = 7) -> dict[str, float]:
-    """Seconds of each program: the median over rounds in which they take turns, after one round to warm up."""
+def medians(programs: dict[str, Callable[[], object]], rounds: int = 7, *, warm_up: bool = True) -> dict[str, float]:
+    """Seconds of each program: the median over rounds in which they take turns, after one round to warm up.
+
+    Programs that run for many seconds do not need to warm up, apart from the first.
+    """
     times: dict[str, list[float]] = {name: [] for name in programs}
-    for program in programs.values():
+    for program in list(programs.values())[: None if warm_up else 1]:
         program()
     for _ in range(rounds):
         for name, program in programs.items():

@@ -1,28 +1,138 @@
 """The command line, as a person or a script meets it."""
 
+import csv
+import json
 import subprocess
 import sys
 
+import numpy as np
+import pytest
+from PIL import Image
 
-def dlcft(*arguments):
-    return subprocess.run([sys.executable, "-m", "dlcft.cli", *arguments], capture_output=True, text=True, check=False)
+COLOURS = {"red": (210, 40, 40), "green": (40, 190, 60), "blue": (40, 60, 210), "grey": (120, 120, 120)}
+
+
+def dlcft(*arguments, cwd=None):
+    command = [sys.executable, "-m", "dlcft.cli", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd)
+
+
+def pictures(folder, labels, seed=0, count=6):
+    draw = np.random.default_rng(seed)
+    for label in labels:
+        (folder / label).mkdir(parents=True, exist_ok=True)
+        for number in range(count):
+            pixels = np.clip(COLOURS[label] + draw.normal(0, 25, (20, 24, 3)), 0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / label / f"{number}.png")
+    return folder
 
 
 def test_help_and_version():
     assert "demo" in dlcft("--help").stdout
-    assert "Example" in dlcft("demo", "--help").stdout
+    for command in ("demo", "run", "list", "update", "predict", "evaluate", "history", "rollback", "forget"):
+        assert "Example" in dlcft(command, "--help").stdout
     assert dlcft("--version").stdout.strip()[0].isdigit()
 
 
-def test_wrong_input_is_one_sentence_and_exit_code_2():
-    for arguments, words in [
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
         (["dmo"], "demo"),
         (["demo", "--epohcs", "3"], "--epochs"),
         (["demo", "--epochs", "many"], "int"),
         (["demo", "--epochs", "0"], "at least 1"),
-    ]:
-        done = dlcft(*arguments)
-        said = done.stdout + done.stderr
-        assert done.returncode == 2, arguments
-        assert words in said
-        assert "Traceback" not in said
+        (["run", "--method", "dlfct"], "did you mean 'dlcft'?"),
+        (["run", "--scenario", "class"], "class-il"),
+        (["run", "--set", "epochs"], "key=value is needed"),
+        (["run", "--set", "epoch=3"], "did you mean 'epochs'?"),
+        (["run", "--dataset", "seq-cifar1000"], "seq-cifar100"),
+        (["run", "--backbone", "shiped"], "shipped"),
+        (["list", "method"], "methods"),
+        (["update", "--model", "m", "--data", "nowhere"], "there is no file or folder"),
+        (["predict", "x", "--model", "nowhere"], "holds no model"),
+        (["history", "--model", "nowhere"], "holds no model"),
+        (["rollback", "--model", "nowhere"], "holds no model"),
+    ],
+)
+def test_wrong_input_is_one_sentence_and_exit_code_2(arguments, words, tmp_path):
+    done = dlcft(*arguments, cwd=tmp_path)
+    said = " ".join((done.stdout + done.stderr).split())
+    assert done.returncode == 2, said
+    assert words in said
+    assert "Traceback" not in said
+
+
+def test_lists():
+    assert "dlcft-exact" in dlcft("list", "methods").stdout.split()
+    assert "exact-tk" in json.loads(dlcft("list", "curvatures", "--json").stdout)
+    assert "seq-cifar100" in dlcft("list", "datasets").stdout
+    assert "shipped" in dlcft("list", "backbones").stdout
+
+
+def test_run_writes_a_result_once(tmp_path):
+    arguments = ["run", "--method", "ridge", "--per-class", "10", "--out", tmp_path, "--json"]
+    first = json.loads(dlcft(*arguments).stdout)
+    assert first["experiment"]["method"] == "ridge"
+    assert len(first["history"]) == 2
+    assert json.loads(dlcft(*arguments).stdout) == first
+    assert len(list(tmp_path.glob("*.json"))) == 1
+
+
+def test_five_months_with_new_labels_in_the_third(tmp_path):
+    model, small = tmp_path / "model", ["--set", "tangent_features=100", "--set", "random_features=50"]
+    holdout = pictures(tmp_path / "holdout", ["red", "green"], seed=99)
+    for month in range(5):
+        labels = ["red", "green"] if month < 2 else ["red", "blue", "grey"]
+        data = pictures(tmp_path / f"month-{month}", labels, seed=month)
+        first = ["--backbone", "shipped", *small] if month == 0 else []
+        done = dlcft("update", "--model", model, "--data", data, "--holdout", holdout, *first)
+        assert done.returncode == 0, done.stderr
+        assert "learned" in done.stdout
+        assert ("new labels: blue, grey" in done.stdout) is (month == 2)
+        assert "holdout accuracy 100.00%" in done.stdout
+    asked = pictures(tmp_path / "asked", ["red", "green", "blue"], seed=7)
+    (asked / "broken.png").write_bytes(b"no image")
+    answers = tmp_path / "answers.csv"
+    done = dlcft("predict", asked, "--model", model, "--out", answers)
+    assert done.returncode == 4
+    assert "1 of 19 inputs could not be read" in done.stderr
+    rows = list(csv.DictReader(answers.read_text().splitlines()))
+    assert len(rows) == 18
+    assert all(row["label"] in row["input"] for row in rows)
+    assert all(0.3 < float(row["probability"]) <= 1 for row in rows)
+    lines = dlcft("predict", asked / "red", "--model", model, "--format", "json", "--top", "2").stdout.splitlines()
+    assert len(json.loads(lines[0])["answers"]) == 2
+    assert json.loads(dlcft("evaluate", "--model", model, "--data", holdout, "--json").stdout)["accuracy"] == 1
+    told = json.loads(dlcft("history", "--model", model, "--json").stdout)
+    assert len(told["tasks"]) == 5
+    assert [v["current"] for v in told["versions"]] == [False, True]
+    assert "predicted_increase" in told["tasks"][-1]
+    done = dlcft("forget", "--model", model, "--data", tmp_path / "month-4")
+    assert "forgot 18 samples" in done.stdout
+    assert "version 6 is current" in dlcft("rollback", "--model", model).stdout
+    done = dlcft("update", "--model", model, "--data", holdout, "--backbone", "shipped")
+    assert done.returncode == 2
+    assert "--backbone is for the first update" in done.stderr
+
+
+def test_a_dry_run_changes_nothing(tmp_path):
+    data = pictures(tmp_path / "data", ["red", "blue"])
+    done = dlcft("update", "--model", tmp_path / "model", "--data", data, "--dry-run")
+    assert done.returncode == 0
+    assert "would learn 12 samples of 2 labels; new: blue, red" in done.stdout
+    assert not (tmp_path / "model").exists()
+
+
+def test_a_gate_has_its_own_exit_code(tmp_path):
+    model, small = tmp_path / "model", ["--set", "tangent_features=100", "--set", "random_features=50"]
+    good = pictures(tmp_path / "good", ["red", "green"])
+    bad = tmp_path / "bad"
+    pictures(bad / "x", ["red", "green"], count=30)
+    (bad / "x" / "red").rename(bad / "green")
+    (bad / "x" / "green").rename(bad / "red")
+    (bad / "x").rmdir()
+    assert dlcft("update", "--model", model, "--data", good, *small).returncode == 0
+    done = dlcft("update", "--model", model, "--data", bad, "--holdout", good, "--max-drop", "0.1")
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "it is not current" in done.stdout
+    assert json.loads(dlcft("evaluate", "--model", model, "--data", good, "--json").stdout)["accuracy"] == 1

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from dlcft import Learner
+from dlcft.images import Preprocess
 from dlcft.methods import Finetune, Quadratic, Replay
 from dlcft.progress import Progress, reporter
 from dlcft.recipes import RECIPES, Recipe
@@ -373,3 +374,18 @@ def test_new_labels_may_be_refused():
     with pytest.raises(ValueError, match=r"label 5 is new; with new_labels='error' only \[0, 1\] are accepted"):
         learner.learn(data([0, 5]))
     assert same(weights(learner), before)
+
+
+@pytest.mark.parametrize("name", ["dlcft", "none", "dlcft-exact", "ranpac"])
+def test_images_are_normalised_after_augmentation(name):
+    x, y = data([0, 1])
+    mean, std = (0.5,), (0.25,)
+    inside, outside = make(name, preprocess=Preprocess(mean=mean, std=std)), make(name)
+    inside.learn((x, y))
+    outside.learn(((x - 0.5) / 0.25, y))
+    assert torch.allclose(inside.outputs(x), outside.outputs((x - 0.5) / 0.25), atol=1e-3)
+    seen = []
+    learner = make("none", preprocess=Preprocess(mean=mean, std=std), augment="crop4", epochs=1)
+    learner._backbone.conv.register_forward_hook(lambda module, args, output: seen.append(args[0]))
+    learner.learn((x.abs() + 1, y))
+    assert float(torch.cat(seen).min()) == -2.0, "black, normalised"

@@ -5,7 +5,19 @@ import math
 import pytest
 import torch
 
-from dlcft.metrics import average_accuracy, backward_transfer, forgetting, nearest_neighbours, recovered
+from dlcft.classifier import Classifier
+from dlcft.estimators import estimate
+from dlcft.linearize import Linearized
+from dlcft.losses import CrossEntropy, ScaledMSE
+from dlcft.metrics import (
+    average_accuracy,
+    backward_transfer,
+    forgetting,
+    largest_eigenvalue,
+    nearest_neighbours,
+    recovered,
+)
+from tests.networks import build
 
 MATRIX = torch.tensor([[0.9, math.nan, math.nan], [0.5, 0.8, math.nan], [0.6, 0.7, 0.4]], dtype=torch.float64)
 
@@ -45,3 +57,49 @@ def test_nearest_neighbours_against_brute_force():
     assert torch.equal(nearest_neighbours(features, labels, features, k=1), labels)
     with pytest.raises(ValueError, match="k is 51"):
         nearest_neighbours(features, labels, queries, k=51)
+
+
+def classifier(name, linear):
+    """A classifier with 3 outputs on a network of the tests, its parameters away from zero, and batches for it."""
+    network, x = build(name)
+    backbone = Linearized(network) if linear else network
+    model = Classifier(backbone, network(x).shape[1])
+    model.add_head("main", 3)
+    generator = torch.Generator().manual_seed(3)
+    for p in [*model.params("main").values()] if linear else model.head("main").parameters():
+        p.data += 0.1 * torch.randn(p.shape, generator=generator, dtype=p.dtype)
+    y = torch.arange(len(x)) % 3
+    return model.eval(), [(x[:2], y[:2]), (x[2:], y[2:])]
+
+
+@pytest.mark.parametrize("loss", [ScaledMSE(15.0), CrossEntropy()])
+@pytest.mark.parametrize("linear", [False, True])
+@pytest.mark.parametrize("name", ["mlp", "vgg", "vit"])
+def test_largest_eigenvalue_is_that_of_the_dense_matrix(name, linear, loss):
+    model, batches = classifier(name, linear)
+    (block,) = estimate("dense", model, batches, loss, "main", draws=None).curvature.blocks.values()
+    expected = float(torch.linalg.eigvalsh(next(iter(block.tensors().values())))[-1])
+    generator = torch.Generator().manual_seed(0)
+    found = largest_eigenvalue(model, iter(batches), loss, "main", iterations=300, generator=generator)
+    assert found == pytest.approx(expected, rel=1e-7)
+    few = largest_eigenvalue(model, batches, loss, "main", iterations=2, generator=generator)
+    assert 0 < few <= expected * (1 + 1e-9)
+
+
+def test_largest_eigenvalue_leaves_the_model_as_it_was():
+    model, batches = classifier("vgg", linear=False)
+    model.train()
+    before = {name: t.clone() for name, t in model.state_dict().items()}
+    with torch.no_grad():
+        largest_eigenvalue(model, batches, CrossEntropy(), "main", iterations=2)
+    assert model.training
+    assert all(p.grad is None for p in model.parameters())
+    assert all(torch.equal(before[name], t) for name, t in model.state_dict().items())
+
+
+def test_largest_eigenvalue_refuses():
+    model, batches = classifier("mlp", linear=False)
+    with pytest.raises(ValueError, match="iterations is 0"):
+        largest_eigenvalue(model, batches, CrossEntropy(), "main", iterations=0)
+    with pytest.raises(ValueError, match="at least one batch"):
+        largest_eigenvalue(model, [], CrossEntropy(), "main")

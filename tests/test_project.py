@@ -12,7 +12,6 @@ PACKAGE = Path(dlcft.__file__).parent
 # Whatever stands further down may import what stands further up, never the reverse.
 ORDER = [
     "prepare",
-    "metrics",
     "linearize",
     "losses",
     "blocks",
@@ -22,6 +21,7 @@ ORDER = [
     "curvature",
     "memory",
     "classifier",
+    "metrics",
     "estimators._geometry",
     "estimators._conv_gram",
     "estimators.grams",
@@ -49,6 +49,8 @@ ORDER = [
     "training",
     "saving",
     "learner",
+    "calibration",
+    "updates",
     "bench",
     "bench.backbones.resnet",
     "bench.backbones.files",
@@ -65,8 +67,22 @@ ORDER = [
     "bench.datasets.catalogue",
     "bench.datasets",
     "bench.streams",
+    "bench.experiment",
+    "bench.spectrum",
+    "bench.paper",
+    "bench.planning",
+    "bench.tuning",
+    "bench.report.summary",
+    "bench.report.tables",
+    "bench.report.figures",
+    "bench.report.page",
+    "bench.report",
     "bench.demo",
+    "cli.arguments",
+    "cli.bench",
+    "cli.model",
     "cli",
+    "cli.__main__",
 ]
 
 

@@ -8,8 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from dlcft.classifier import Classifier, Input, call
+from dlcft.images import Preprocess
 from dlcft.linearize import Linearized, Selection, select
 from dlcft.methods import Task
 from dlcft.prepare import fold_batchnorm
@@ -20,8 +22,27 @@ from dlcft.tangent import FlipAveraged, FrozenFeatures, TangentFeatures
 DIRECTION_SAMPLES = 256  # of the first task, whose features tell the principal direction
 
 
-def prepared(backbone: nn.Module, recipe: Recipe, train: Selection) -> nn.Module:
-    """A copy of the backbone as the recipe learns it: linearised, or as it is.
+class _Normalise:
+    """Before a network's forward: images get the mean and deviation that it wants.
+
+    Not when they are read, because augmentation comes in between: what a crop pads with is black, not the mean.
+    """
+
+    def __init__(self, preprocess: Preprocess) -> None:
+        self.preprocess = preprocess
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        def normalised(x: Any) -> Any:
+            images = isinstance(x, Tensor) and x.dim() == 4 and x.is_floating_point()
+            return self.preprocess.normalised(x) if images else x
+
+        return tree_map(normalised, (args, kwargs))  # type: ignore[no-any-return]
+
+
+def prepared(
+    backbone: nn.Module, recipe: Recipe, train: Selection = None, preprocess: Preprocess | None = None
+) -> nn.Module:
+    """A copy of the backbone as the recipe learns it: linearised, or as it is; it normalises its images itself.
 
     Raises:
         TypeError: when it is no module.
@@ -29,6 +50,9 @@ def prepared(backbone: nn.Module, recipe: Recipe, train: Selection) -> nn.Module
     """
     if not isinstance(backbone, nn.Module):
         raise TypeError(f"the backbone is a {type(backbone).__name__}; an nn.Module is needed.")
+    if preprocess is not None and preprocess.mean is not None:
+        backbone = copy.deepcopy(backbone)
+        backbone.register_forward_pre_hook(_Normalise(preprocess), with_kwargs=True)
     if recipe.linear:
         return Linearized(fold_batchnorm(backbone), train=train)
     if train is not None and not recipe.tangent_features:

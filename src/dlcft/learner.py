@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -99,12 +99,15 @@ class Learner:
         self.device = _device(device)
         self.amp = amp
         self.preprocess = preprocess
+        # the backbone normalises, so that augmentation comes before
+        self._reading = None if preprocess is None else replace(preprocess, mean=None, std=None)
         self.loss = self.recipe.make_loss()
         self.method = custom if custom is not None else self.recipe.make_method(scenario)
         self.tasks = 0
         self.history: list[dict[str, Any]] = []
+        self.notes: dict[str, Any] = {}
         self._augment = augmented(Augmentation(self.recipe.augment))
-        self._backbone = prepared(backbone, self.recipe, train).to(self.device)
+        self._backbone = prepared(backbone, self.recipe, train, preprocess).to(self.device)
         self._dtype = next((p.dtype for p in backbone.parameters()), None)
         self._fingerprint = fingerprint(backbone)
         self._train_choice = named_selection(backbone, train)
@@ -145,7 +148,7 @@ class Learner:
             ValueError: when the data does not fit, or brings labels that may not be new.
             FloatingPointError: when training diverges; the learner is then as it was before.
         """
-        self._learn({self._head(head): self._samples(data)}, progress, resume)
+        self._learn({self._head(head): self.samples(data)}, progress, resume)
 
     def learn_jointly(self, tasks: Mapping[str, Any], *, progress: bool | Report = True) -> None:
         """Learn several tasks at once, each on its own head: the upper bound of "task-il".
@@ -155,7 +158,7 @@ class Learner:
         """
         if self.scenario != "task-il":
             raise ValueError(f"learn_jointly is for 'task-il'; in {self.scenario!r} join the data and call learn.")
-        self._learn({self._head(head): self._samples(data) for head, data in tasks.items()}, progress, True)
+        self._learn({self._head(head): self.samples(data) for head, data in tasks.items()}, progress, True)
 
     def forget(self, data: Any, *, head: str | None = None) -> None:
         """Be as if these samples, learned before, had never been seen: exact, for closed-form methods.
@@ -165,7 +168,7 @@ class Learner:
         Raises:
             ValueError: when the method cannot, or these samples cannot have been learned.
         """
-        method, name, samples = self._closed_form("forget"), self._known(head), self._samples(data)
+        method, name, samples = self._closed_form("forget"), self._known(head), self.samples(data)
         unknown = self._labels[name].unknown(samples.labels)
         if unknown:
             raise ValueError(f"label {unknown[0]!r} was never learned, so its samples cannot be forgotten.")
@@ -207,7 +210,7 @@ class Learner:
     def outputs(self, x: Any, *, head: str | None = None, batch_size: int = 256) -> Tensor:
         """The head's outputs for inputs, see `Inputs`."""
         name, model = self._known(head), self.model.eval()
-        inputs = Inputs(x, preprocess=self.preprocess)
+        inputs = x if isinstance(x, Samples | Inputs) else self.inputs(x)
         batches = self._batches(inputs, torch.zeros(len(inputs), dtype=torch.long), batch_size)
         return torch.cat([model(part, name).float().cpu() for part, _ in batches])
 
@@ -219,7 +222,7 @@ class Learner:
     @torch.no_grad()
     def evaluate(self, data: Any, *, head: str | None = None, batch_size: int = 256) -> dict[str, float]:
         """Accuracy and mean loss on labelled data; a label that was never learned counts as an error."""
-        name, samples, model = self._known(head), self._samples(data), self.model.eval()
+        name, samples, model = self._known(head), self.samples(data), self.model.eval()
         labels = self._labels[name]
         known = [label if not labels.unknown([label]) else labels.names[0] for label in samples.labels]
         seen = torch.tensor([not labels.unknown([label]) for label in samples.labels])
@@ -241,12 +244,13 @@ class Learner:
             self.history[-1]["predicted_increase"] = increase
         return increase
 
-    def save(self, directory: str | os.PathLike[str] | None = None, *, keep: int = 2) -> int:
+    def save(self, directory: str | os.PathLike[str] | None = None, *, keep: int = 2, current: bool = True) -> int:
         """Write a new version into a directory: all of it or nothing, whatever happens meanwhile.
 
         Args:
             directory: where to; by default where it was saved or loaded before.
             keep: how many versions stay there.
+            current: False to keep this version beside the one that `load` gives.
 
         Returns:
             The version's number.
@@ -262,7 +266,7 @@ class Learner:
             raise ValueError("directory is not given, and this learner was neither saved nor loaded before.")
         if self._model is not None:
             self.method.settle(self._model)
-        number = home.commit(*self._state(), keep=keep)
+        number = home.commit(*self._state(), keep=keep, current=current)
         self._home = home
         return number
 
@@ -331,6 +335,7 @@ class Learner:
             "labels": {head: labels.names for head, labels in self._labels.items()},
             "tasks": self.tasks,
             "history": self.history,
+            "notes": self.notes,
             "parts": parts,
         }
 
@@ -343,7 +348,7 @@ class Learner:
             own, described = parts["method"]
             self.method.load_state({name: t.to(self.device) for name, t in own.items()}, described, self._model)
         self._labels = {head: Labels(names) for head, names in header["labels"].items()}
-        self.tasks, self.history = header["tasks"], header["history"]
+        self.tasks, self.history, self.notes = header["tasks"], header["history"], header["notes"]
 
     def _closed_form(self, what: str) -> Ridge:
         if not isinstance(self.method, Ridge):
@@ -351,8 +356,13 @@ class Learner:
             raise ValueError(f"{what} needs a closed-form method ({exact}), not {type(self.method).__name__}.")
         return self.method
 
-    def _samples(self, data: Any) -> Samples:
-        return Samples(data, preprocess=self.preprocess)
+    def samples(self, data: Any) -> Samples:
+        """Labelled data as this learner reads it; wherever data is asked for, this may be given instead."""
+        return data if isinstance(data, Samples) else Samples(data, preprocess=self._reading)
+
+    def inputs(self, x: Any) -> Inputs:
+        """Inputs as this learner reads them; wherever inputs are asked for, this may be given instead."""
+        return Inputs(x, preprocess=self._reading)
 
     def _batches(self, samples: Samples | Inputs, y: Tensor, size: int) -> Batches:
         return Batches(samples, y, size, self.device, dtype=self._dtype)

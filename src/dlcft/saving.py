@@ -50,7 +50,7 @@ class Home:
             )
         return tensors, header
 
-    def commit(self, tensors: dict[str, Tensor], header: dict[str, Any], *, keep: int) -> int:
+    def commit(self, tensors: dict[str, Tensor], header: dict[str, Any], *, keep: int, current: bool = True) -> int:
         """Write a version on top of the one that the learner came from.
 
         Raises:
@@ -61,7 +61,7 @@ class Home:
             raise ValueError(f"keep is {keep}; it must be at least 1.")
         with self.store.writing():
             self._check()
-            number = self.store.commit(tensors, {"learner": LEARNER_FORMAT, **header}, keep=keep)
+            number = self.store.commit(tensors, {"learner": LEARNER_FORMAT, **header}, keep=keep, current=current)
             self.version = self._current()
         return number
 

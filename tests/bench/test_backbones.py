@@ -159,9 +159,9 @@ class TestMistakes:
         assert "missing: bn1.weight;" in message
         assert "unexpected: bn9.weight;" in message
         assert "conv1.weight is (4, 3, 3, 3), not (4, 3, 7, 7)" in message
-        with pytest.raises(ValueError, match="and 99 more"):
+        with pytest.raises(ValueError, match=r"and \d+ more"):
             load_backbone("resnet18-32", weights=tmp_path / "other.pth", width=2)
-        with pytest.raises(ValueError, match="missing: conv1.weight"):
+        with pytest.raises(ValueError, match=r"missing: conv1\.weight"):
             load_features(ResNet18(2), {})
 
     def test_files_that_are_none(self, tmp_path):
@@ -176,8 +176,8 @@ class TestMistakes:
             sentence(error)
         with pytest.raises(ValueError, match=r"holds a dict of epoch, model; a state dict"):
             load_backbone("resnet18", weights=tmp_path / "nested.pth")
+        (tmp_path / "net.onnx").write_bytes(b"")
         with pytest.raises(ValueError, match=r"a \.safetensors, \.pth or \.pt file"):
-            (tmp_path / "net.onnx").write_bytes(b"")
             load_backbone("resnet18", weights=tmp_path / "net.onnx")
         with pytest.raises(FileNotFoundError, match=r"'absent\.pth'; there is no such file"):
             load_backbone("resnet18", weights="absent.pth")
@@ -278,34 +278,35 @@ class TestTimm:
         sentence(error)
 
 
-class TestTorchvision:
-    NETWORKS = {
-        "resnet": small_network,
-        "densenet": lambda: small_network("classifier"),
-        "vit": lambda: small_network("heads", nn.Sequential(nn.Flatten(), nn.Linear(4, 10))),
-        "swin": lambda: small_network("head"),
-        "convnext": lambda: small_network(
-            "classifier", nn.Sequential(nn.LayerNorm([4, 1, 1]), nn.Flatten(), nn.Linear(4, 10))
-        ),
-        "squeezenet": lambda: small_network(
-            "classifier", nn.Sequential(nn.Conv2d(4, 10, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-        ),
-        "detector": lambda: small_network("roi_heads"),
-    }
+NETWORKS = {
+    "resnet": small_network,
+    "densenet": lambda: small_network("classifier"),
+    "vit": lambda: small_network("heads", nn.Sequential(nn.Flatten(), nn.Linear(4, 10))),
+    "swin": lambda: small_network("head"),
+    "convnext": lambda: small_network(
+        "classifier", nn.Sequential(nn.LayerNorm([4, 1, 1]), nn.Flatten(), nn.Linear(4, 10))
+    ),
+    "squeezenet": lambda: small_network(
+        "classifier", nn.Sequential(nn.Conv2d(4, 10, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    ),
+    "detector": lambda: small_network("roi_heads"),
+}
 
+
+class TestTorchvision:
     @pytest.fixture(autouse=True)
     def models(self, monkeypatch):
         mode = Enum("InterpolationMode", {"BILINEAR": "bilinear"})
         used = SimpleNamespace(crop_size=[28], mean=[0.4] * 3, std=[0.3] * 3, interpolation=mode.BILINEAR)
         published = SimpleNamespace(url="https://example.org/models/net-0123.pth", transforms=lambda: used)
         models = ModuleType("torchvision.models")
-        models.list_models = lambda: list(self.NETWORKS)
+        models.list_models = lambda: list(NETWORKS)
         models.get_model_weights = lambda name: SimpleNamespace(DEFAULT=published)
         models.asked = []
 
         def get_model(name, *, weights):
             models.asked.append(weights)
-            return self.NETWORKS[name]()
+            return NETWORKS[name]()
 
         models.get_model = get_model
         monkeypatch.setitem(sys.modules, "torchvision", ModuleType("torchvision"))
@@ -320,7 +321,7 @@ class TestTorchvision:
         assert backbone.preprocess == Preprocess((28, 28), (0.4,) * 3, (0.3,) * 3, "bilinear", 3)
 
     def test_from_a_file(self, tmp_path, models):
-        network = self.NETWORKS["convnext"]()
+        network = NETWORKS["convnext"]()
         torch.save(network.state_dict(), tmp_path / "convnext.pth")
         backbone = rebuilt(load_backbone("torchvision:convnext", weights=tmp_path / "convnext.pth"))
         assert models.asked == [None, None]

@@ -11,7 +11,6 @@ import contextlib
 import copy
 import hashlib
 import json
-import logging
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -39,8 +38,6 @@ from dlcft.prepare import relu_to_leaky
 from dlcft.progress import Report, reporter
 from dlcft.recipes import Recipe
 from dlcft.training import Training
-
-log = logging.getLogger("dlcft")
 
 PROGRESS_SECONDS = 60.0  # how often progress is noted
 HEAD = "fc"
@@ -131,7 +128,9 @@ def pretrain(
     run |= {"network": fingerprint(network), "class": type(network).__name__}
 
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    model = model.to(where).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    model = model.to(where)
+    if _channels_last_is_safe(model):  # about 1.25 times faster on a CPU
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def change(x: Input, generator: torch.Generator) -> Input:
         assert isinstance(x, Tensor)
@@ -146,8 +145,9 @@ def pretrain(
     training = Training(model, _Supervised(), [task], recipe, stream, batchnorm=True)
     tests = _tests(validation, preprocess, labels, batches)
     if file is None:
-        losses = training.run(reporter(progress), 0)
-        return _result(model, labels, preprocess, losses, _top1(model, tests))
+        losses, top1 = training.run(reporter(progress), 0), _top1(model, tests)
+        model.cpu()
+        return Pretrained(model.backbone, model.head(HEAD), labels.names, preprocess, losses, top1)
 
     store = Store(file.with_name(f"{file.name}.progress"))
     with store.lock():
@@ -167,7 +167,8 @@ def pretrain(
     with contextlib.suppress(OSError):  # another process may have begun there
         (store.directory / ".lock").unlink()
         store.directory.rmdir()
-    return _result(model, labels, preprocess, *finished)
+    model.cpu().eval()
+    return Pretrained(model.backbone, model.head(HEAD), labels.names, preprocess, *finished)
 
 
 def convert_activations(
@@ -233,6 +234,13 @@ class _Supervised(Finetune):
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.manual_seed(batch.generator.initial_seed())
             return super().objective(task, batch)
+
+
+def _channels_last_is_safe(network: nn.Module) -> bool:
+    """In torch 2.13 the backward pass of narrow 1×1 convolutions with a stride overwrites other memory in it."""
+    convolutions = [m for m in network.modules() if isinstance(m, nn.Conv2d)]
+    narrow = [m for m in convolutions if m.in_channels < 8 * m.groups and min(m.kernel_size) == 1]
+    return not narrow and all(m.out_channels >= 8 for m in convolutions)
 
 
 def _file(save: str | os.PathLike[str]) -> Path:
@@ -317,7 +325,6 @@ def _top1(model: Classifier, tests: Batches | None) -> float | None:
         return None
     model.eval()
     right = sum(int((model(x, HEAD).argmax(1) == y).sum()) for x, y in tests)
-    log.info("validation accuracy %.4f", right / len(tests.y))
     return right / len(tests.y)
 
 
@@ -391,10 +398,3 @@ def _slope(network: nn.Module) -> float | None:
     slopes = {float(m.negative_slope) for m in network.modules() if isinstance(m, nn.LeakyReLU)}
     slopes |= {0.0 for m in network.modules() if isinstance(m, nn.ReLU)}
     return slopes.pop() if len(slopes) == 1 else None
-
-
-def _result(
-    model: Classifier, labels: Labels, preprocess: Preprocess, losses: list[float], top1: float | None
-) -> Pretrained:
-    model.eval().to("cpu")
-    return Pretrained(model.backbone, model.head(HEAD), labels.names, preprocess, losses, top1)

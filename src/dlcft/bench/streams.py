@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dlcft.bench.datasets.embedded import rotated
 from dlcft.recipes import Scenario
 
 Pair = tuple[Tensor, Tensor]
@@ -29,17 +30,18 @@ class Stream:
     scenario: Scenario
     tasks: tuple[Task, ...]
 
+    @property
+    def shares_test(self) -> bool:
+        """Whether all tasks are tested by the same images."""
+        return all(task.test is self.tasks[0].test for task in self.tasks)
+
     def __len__(self) -> int:
         return len(self.tasks)
 
     def joint(self) -> Stream:
         """All of it as one task, the upper bound; not for "task-il", which is learned by `Learner.learn_jointly`."""
-        train, test = (_joined([getattr(task, part) for task in self._distinct(part)]) for part in ("train", "test"))
-        return Stream(self.scenario, (Task(train, test),))
-
-    def _distinct(self, part: str) -> Sequence[Task]:
-        """In "data-il" all tasks share one test set."""
-        return self.tasks[:1] if part == "test" and self.scenario == "data-il" else self.tasks
+        tests = self.tasks[:1] if self.shares_test else self.tasks
+        return Stream(self.scenario, (Task(_joined([t.train for t in self.tasks]), _joined([t.test for t in tests])),))
 
 
 def split_data(train: Pair, test: Pair, tasks: int, seed: int) -> Stream:
@@ -77,6 +79,16 @@ def split_classes(train: Pair, test: Pair, tasks: int, seed: int, scenario: Scen
             for index, group in enumerate(groups)
         ),
     )
+
+
+def turned(stream: Stream, degrees: float) -> Stream:
+    """A shift from task to task: the images of task t are turned by `t · degrees`, those to learn and those to test."""
+
+    def turn(pair: Pair, number: int) -> Pair:
+        return rotated(pair[0].float(), number * degrees).round().to(pair[0].dtype), pair[1]
+
+    tasks = [Task(turn(t.train, n), turn(t.test, n), t.head) for n, t in enumerate(stream.tasks)]
+    return Stream(stream.scenario, tuple(tasks))
 
 
 def validation_part(train: Pair, share: float, seed: int) -> tuple[Pair, Pair]:

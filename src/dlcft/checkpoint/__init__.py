@@ -127,13 +127,16 @@ class Store:
         """Keep other processes from writing while the block runs; may be nested. Reading needs no lock."""
         return self._lock
 
-    def commit(self, tensors: Mapping[str, Tensor], header: Mapping[str, Any], *, keep: int = 2) -> int:
+    def commit(
+        self, tensors: Mapping[str, Tensor], header: Mapping[str, Any], *, keep: int = 2, current: bool = True
+    ) -> int:
         """Write a new version, make it current, and remove what is no longer kept, progress included.
 
         Args:
             tensors: dense tensors of real numbers; they may share memory and lie on any device.
             header: what JSON can hold.
             keep: how many versions stay: the new one, the one it came from, then the newest.
+            current: False to keep the new version beside the one that is current, for `rollback` to make it so.
 
         Returns:
             The new version's number.
@@ -156,8 +159,9 @@ class Store:
                 size, sha256 = write_tensors(self.directory / file, tensors)
                 source = None if parent is None else parent.sha256
                 version = Version(number, file, size, sha256, source, stored, _packages(), _now())
-                kept = sorted([version, *others[: keep - 1]], key=lambda v: v.number)
-                self._change(manifest, kept, version, "commit")
+                aside = not current and parent is not None
+                kept = sorted([version, *others[: max(keep - 1, int(aside))]], key=lambda v: v.number)
+                self._change(manifest, kept, version, "commit", manifest.current if aside else number)
             finally:
                 self._sweep()
         return number
@@ -199,7 +203,7 @@ class Store:
                     )
             entry = self._entry(manifest, version)
             verify(self._path(entry.file), entry.bytes, entry.sha256)
-            self._change(manifest, manifest.versions, entry, "rollback")
+            self._change(manifest, manifest.versions, entry, "rollback", entry.number)
         return version
 
     def save_progress(self, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
@@ -296,12 +300,14 @@ class Store:
         numbers = ", ".join(str(v.number) for v in manifest.versions)
         return f"{self.directory} holds {f'the versions {numbers}' if numbers else 'no checkpoint'}"
 
-    def _change(self, manifest: _Manifest, versions: Sequence[Version], current: Version, action: str) -> None:
+    def _change(
+        self, manifest: _Manifest, versions: Sequence[Version], version: Version, action: str, current: int
+    ) -> None:
         """Replace the manifest: the one moment at which the store changes. Progress is stale from then on."""
-        event = {"action": action, "version": current.number, "sha256": current.sha256, "time": _now()}
+        event = {"action": action, "version": version.number, "sha256": version.sha256, "time": _now()}
         history = [*manifest.history, event]
         entries = [vars(v) for v in versions]
-        write_json(self._manifest_path, {"current": current.number, "versions": entries, "history": history})
+        write_json(self._manifest_path, {"current": current, "versions": entries, "history": history})
         with contextlib.suppress(OSError):
             self._progress_path.unlink()
 

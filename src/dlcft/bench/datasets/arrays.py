@@ -100,13 +100,15 @@ def _read_idx(path: Path, axes: int) -> np.ndarray[Any, Any]:
 
 def _read_npz(path: Path) -> Parts:
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            missing = [key for key in _KEYS if key not in archive]
-            if missing:
-                held = ", ".join(archive) or "nothing"
-                raise ValueError(f"it has {held} and no {missing[0]}")
-            x_train, y_train, x_test, y_test = (archive[key] for key in _KEYS)
-            names = archive.get("classes")
+        with path.open("rb") as file:  # np.load leaves a broken file open
+            if not zipfile.is_zipfile(file):
+                raise ValueError("it is no zip file")
+            with np.load(file, allow_pickle=False) as archive:
+                missing = [key for key in _KEYS if key not in archive]
+                if missing:
+                    raise ValueError(f"it has {', '.join(archive) or 'nothing'} and no {missing[0]}")
+                x_train, y_train, x_test, y_test = (archive[key] for key in _KEYS)
+                names = archive.get("classes")
         y_train, y_test, classes = _labels(y_train, y_test, names)
         return Parts(_images(x_train), y_train, _images(x_test), y_test, classes)
     except (ValueError, EOFError, OSError, zipfile.BadZipFile, zlib.error) as error:

@@ -157,7 +157,7 @@ def load(name: str | Path, path: str | Path | None = None, *, download: bool = F
     Example:
         >>> images = load("digits")
         >>> images.x_train.shape, images.x_train.dtype, len(images.classes)
-        (torch.Size([1198, 1, 8, 8]), torch.uint8, 10)
+        (torch.Size([1198, 1, 32, 32]), torch.uint8, 10)
     """
     known = str(name)
     if known == "digits" and path is None:
@@ -227,21 +227,24 @@ def _some_path(name: str | Path, path: str | Path | None) -> Path:
         return found
     if path is None and isinstance(name, str) and os.sep not in name:
         near = difflib.get_close_matches(name, NAMES, 1)
-        hint = f" did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"there is no data set or path {name!r};{hint} known: {', '.join(NAMES)}.")
+        hint = f"the nearest is {near[0]!r} of " if near else "known are "
+        raise ValueError(f"there is no data set or path {name!r}; {hint}{', '.join(NAMES)}.")
     raise FileNotFoundError(f"there is no file or folder {found}; give the path of a data set, or one of {NAMES}.")
 
 
 def _detected(path: Path) -> str:
     """The name of the data set that a path holds."""
-    found = [name for name, entry in CATALOGUE.items() if not isinstance(_located(entry.locate, path), Absent)]
-    if not found:
-        raise ValueError(
-            f"{path} holds no known data set; official files of {', '.join(list(CATALOGUE)[:-2])}, an image folder "
-            "with train/<class>/ and test/<class>/, or an .npz file are known."
-        )
-    if "mnist" not in found[0]:
-        return found[0]
+    for name, entry in CATALOGUE.items():
+        if not isinstance(_located(entry.locate, path), Absent):
+            return _which_mnist(path) if name == "mnist" else name
+    raise ValueError(
+        f"{path} holds no known data set; official files of {', '.join(list(CATALOGUE)[:-2])}, an image folder with "
+        "train/<class>/ and test/<class>/, or an .npz file are known."
+    )
+
+
+def _which_mnist(path: Path) -> str:
+    """MNIST or Fashion-MNIST, whose files have the same names."""
     where = str(path.absolute()).lower()
     if "mnist" not in where:
         raise ValueError(

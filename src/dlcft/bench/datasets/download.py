@@ -108,7 +108,7 @@ def _unpack(archive: Path, folder: Path) -> None:
                 with zipfile.ZipFile(archive) as pack:
                     pack.extractall(name)  # drops absolute paths and ..
             else:
-                with tarfile.open(archive) as tar:
+                with tarfile.open(archive, "r:") as tar:
                     tar.extractall(name, filter="data")
         except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, OSError) as error:
             raise ValueError(f"cannot unpack {archive} ({error}); delete it to download it again.") from error

@@ -28,7 +28,7 @@ def digits(rotation: float = 0.0, test_share: float = 1 / 3, seed: int = 0) -> I
 
     raw = load_digits()
     x = torch.from_numpy(raw.images).float()[:, None] / 16
-    x = _rotated(F.interpolate(x, size=32, mode="bilinear", align_corners=False), rotation)
+    x = rotated(F.interpolate(x, size=32, mode="bilinear", align_corners=False), rotation)
     x = (x.expand(-1, 3, -1, -1) - MEAN.view(3, 1, 1)) / STD.view(3, 1, 1)
     y = torch.from_numpy(raw.target).long()
     train, test = _split(len(y), test_share, seed)
@@ -36,11 +36,12 @@ def digits(rotation: float = 0.0, test_share: float = 1 / 3, seed: int = 0) -> I
 
 
 def digits_parts() -> Parts:
-    """The same images, split alike, as they are: 8×8 and grey."""
+    """The same images, split alike: 32×32, grey, uint8."""
     from sklearn.datasets import load_digits
 
     raw = load_digits()
-    x = (torch.from_numpy(raw.images) * 255 / 16).round().to(torch.uint8)[:, None]
+    x = torch.from_numpy(raw.images).float()[:, None] * 255 / 16
+    x = F.interpolate(x, size=32, mode="bilinear", align_corners=False).round().to(torch.uint8)
     y = torch.from_numpy(raw.target).long()
     train, test = _split(len(y), 1 / 3, 0)
     return Parts(x[train], y[train], x[test], y[test], tuple("0123456789"))
@@ -52,7 +53,8 @@ def _split(count: int, test_share: float, seed: int) -> tuple[Tensor, Tensor]:
     return order[tests:], order[:tests]
 
 
-def _rotated(x: Tensor, degrees: float) -> Tensor:
+def rotated(x: Tensor, degrees: float) -> Tensor:
+    """Images turned about their centre, black where nothing was."""
     angle = torch.tensor(degrees).deg2rad()
     turn = torch.tensor([[angle.cos(), -angle.sin(), 0.0], [angle.sin(), angle.cos(), 0.0]])
     grid = F.affine_grid(turn.expand(len(x), 2, 3), list(x.shape), align_corners=False)

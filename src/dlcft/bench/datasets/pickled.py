@@ -138,7 +138,7 @@ def _read_archive(archive: Path, folder: str, wanted: tuple[str, ...]) -> dict[s
     """In one pass, because going back in a compressed file means to start anew."""
     found = {}
     try:
-        with tarfile.open(archive) as tar:
+        with tarfile.open(archive, "r:gz") as tar:
             for member in tar:
                 path = PurePosixPath(member.name)
                 file = tar.extractfile(member) if path.parent.name == folder and path.name in wanted else None

@@ -19,6 +19,7 @@ _ORDERS = {"|", "<", ">", "="}
 _BROKEN = (
     pickle.UnpicklingError,
     ArithmeticError,
+    AssertionError,
     AttributeError,
     EOFError,
     ImportError,
@@ -94,7 +95,12 @@ _ALLOWED: dict[str, Any] = {
 }
 
 
-class _Restricted(pickle.Unpickler):
+class _Restricted(pickle._Unpickler):
+    """The unpickler written in Python, because a damaged file makes that in C allocate gigabytes."""
+
+    # for the same reason a bytearray, which is allocated before it is read, is read as bytes are
+    dispatch = pickle._Unpickler.dispatch | {pickle.BYTEARRAY8[0]: pickle._Unpickler.dispatch[pickle.BINBYTES8[0]]}
+
     def find_class(self, module: str, name: str) -> Any:
         if f"{module}.{name}" not in _ALLOWED:
             raise pickle.UnpicklingError(f"it asks for {module}.{name}")
@@ -117,7 +123,7 @@ def read_pickle(file: IO[bytes], name: str) -> dict[str, Any]:
             raise ValueError(f"it holds a {type(found).__name__}")
         return {_text(key): _plain(value) for key, value in found.items()}
     except _BROKEN as error:
-        reason = str(error) or type(error).__name__
+        reason = " ".join(str(error).split()) or type(error).__name__
         raise ValueError(
             f"cannot read {name} ({reason}); a whole pickled dict of numbers, text and arrays is needed."
         ) from error

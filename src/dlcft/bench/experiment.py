@@ -1,0 +1,358 @@
+"""One run of a method on a stream: a frozen configuration in, a result as JSON out, never computed twice.
+
+The file's name is a hash of the configuration. A run that was killed continues inside its task.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import platform
+import resource
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dlcft import __version__
+from dlcft.assembly import fingerprint
+from dlcft.bench.backbones import Backbone, load_backbone
+from dlcft.bench.datasets import ImageSet, load
+from dlcft.bench.streams import Pair, Stream, Task, split_classes, split_data, turned, validation_part
+from dlcft.checkpoint import Store
+from dlcft.data import Inputs
+from dlcft.learner import Learner
+from dlcft.metrics import nearest_neighbours
+from dlcft.recipes import RECIPES, Scenario, check_name
+
+RESULT_FORMAT = 1
+CONVERGED = 0.01  # training has converged when its last epoch lowered the loss by less than this share
+VALIDATION_SHARE = 0.2
+NEIGHBOURS = 20  # that vote in the probe of features
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """All that determines a result.
+
+    Attributes:
+        dataset: a name that `datasets.load` knows.
+        scenario: "data-il", "task-il" or "class-il".
+        tasks: how many.
+        method: a name in `RECIPES`. Those that begin with "joint" learn all tasks at once.
+        seed: of the split, the order and the training.
+        backbone: a name that `load_backbone` knows.
+        width: of a ResNet-18, or None for its usual one.
+        size: images are brought to this many pixels, or None for the data set's own size.
+        classes: only the first so many, or None for all.
+        per_class: only so many training images of each class, or None for all.
+        turn: degrees by which the images of each task are turned further; every task then has a test set of its own.
+        validate: test on a part of the training images instead, to choose settings by.
+        evaluate_every: test after every so many tasks, and after the last.
+        first: learn only the first so many tasks, or None for all.
+        knn: probe the features by nearest neighbours after so many tasks, evenly spaced, the last among them.
+        settings: fields of the recipe to change.
+    """
+
+    dataset: str = "digits"
+    scenario: Scenario = "data-il"
+    tasks: int = 2
+    method: str = "dlcft-exact"
+    seed: int = 0
+    backbone: str = "shipped"
+    width: int | None = None
+    size: int | None = None
+    classes: int | None = None
+    per_class: int | None = None
+    turn: float = 0.0
+    validate: bool = False
+    evaluate_every: int = 1
+    first: int | None = None
+    knn: int = 0
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be run, before anything is."""
+        check_name("scenario", self.scenario, ("data-il", "task-il", "class-il"))
+        check_name("method", self.method, RECIPES)
+        RECIPES[self.method].with_settings(dict(self.settings))
+        for name in ("tasks", "evaluate_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1.")
+        if self.first is not None and not 1 <= self.first <= self.tasks:
+            raise ValueError(f"first is {self.first}; it must lie between 1 and the number of tasks, {self.tasks}.")
+        if self.knn < 0:
+            raise ValueError(f"knn is {self.knn}; it must be 0 or more.")
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON can hold it."""
+        return {**asdict(self), "settings": dict(sorted(self.settings.items()))}
+
+    @property
+    def joint(self) -> bool:
+        """Whether all tasks are learned at once."""
+        return self.method.startswith("joint")
+
+    @property
+    def key(self) -> str:
+        """A hash of the whole configuration."""
+        text = json.dumps({"format": RESULT_FORMAT, **self.to_dict()}, sort_keys=True)
+        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+    @property
+    def file(self) -> str:
+        """The name of its result."""
+        return f"{self.dataset}-{self.scenario}-{self.tasks}-{self.method}-{self.seed}-{self.key}.json"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came out.
+
+    Attributes:
+        experiment: the configuration.
+        history: the learner's own, one entry a task: loss curve, predicted increase, seconds, and `accuracy`, the
+            accuracies on every task seen so far (or on the one test set that they share; None where it was not tested),
+            and `knn` where the features were probed.
+        seconds: in all, evaluation included, since the last start.
+        seconds_learning: of training and remembering.
+        state_bytes: of what is saved.
+        environment: versions, commit, hardware, the backbone's hash.
+    """
+
+    experiment: Experiment
+    history: list[dict[str, Any]]
+    seconds: float
+    seconds_learning: float
+    state_bytes: int
+    environment: dict[str, Any]
+
+    @property
+    def accuracy(self) -> float:
+        """In the end: on the common test set, or the mean over tasks."""
+        last: list[float] = self.history[-1]["accuracy"]
+        return sum(last) / len(last)
+
+    @property
+    def matrix(self) -> Tensor | None:
+        """R[t, j], see `metrics`, NaN where it was not tested; None for joint training, or where tasks share a test."""
+        if self.experiment.joint or (self.experiment.scenario == "data-il" and not self.experiment.turn):
+            return None
+        tasks = len(self.history)
+        matrix = torch.full((tasks, tasks), math.nan, dtype=torch.float64)
+        for row, entry in zip(matrix, self.history, strict=True):
+            if entry["accuracy"] is not None:
+                row[: len(entry["accuracy"])] = torch.tensor(entry["accuracy"], dtype=torch.float64)
+        return matrix
+
+    @property
+    def curve(self) -> list[tuple[int, float]]:
+        """How many tasks were learned, and the mean accuracy then."""
+        tested = [(index + 1, entry["accuracy"]) for index, entry in enumerate(self.history)]
+        return [(number, sum(values) / len(values)) for number, values in tested if values is not None]
+
+    @property
+    def knn(self) -> list[tuple[int, float]]:
+        """How many tasks were learned, and the accuracy of nearest neighbours then."""
+        return [(index + 1, entry["knn"]) for index, entry in enumerate(self.history) if "knn" in entry]
+
+    @property
+    def converged(self) -> bool | None:
+        """Whether the last epoch of every task lowered the loss by less than 1 %; None where nothing is trained."""
+        curves = [entry["loss"] for entry in self.history if len(entry["loss"]) > 1]
+        if not curves:
+            return None
+        return all(curve[-2] - curve[-1] < CONVERGED * abs(curve[-2]) for curve in curves)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON can hold it."""
+        return {"format": RESULT_FORMAT, **asdict(self), "experiment": self.experiment.to_dict()}
+
+    @classmethod
+    def read(cls, path: Path) -> Result:
+        """From its file.
+
+        Raises:
+            ValueError: when it is no result.
+        """
+        try:
+            content = json.loads(path.read_text())
+            found = content.pop("format")
+            if found != RESULT_FORMAT:
+                raise ValueError(f"{path} has result format {found}; this version reads {RESULT_FORMAT}.")
+            return cls(**{**content, "experiment": Experiment(**content["experiment"])})
+        except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
+            raise ValueError(f"{path} is no result file of dlcft.") from error
+
+
+def run(
+    experiment: Experiment,
+    out: Path,
+    *,
+    data: Path | None = None,
+    weights: str | None = None,
+    report: Callable[[str], None] = print,
+) -> Result:
+    """The result of an experiment: read if it is there, else computed and written.
+
+    Args:
+        experiment: what to do.
+        out: the folder of results.
+        data: where the data set is, see `datasets.load`. Not part of the configuration.
+        weights: the backbone's file, see `load_backbone`. Its content is part of the result.
+        report: called with a line after each task.
+    """
+    path = out / experiment.file
+    if path.exists():
+        return Result.read(path)
+    started = time.perf_counter()
+    backbone = load_backbone(experiment.backbone, weights=weights, width=experiment.width)
+    images = load(experiment.dataset, data).decoded()
+    stream = make_stream(experiment, images)
+    learner = _learner(experiment, backbone, images, out / f".{experiment.key}")
+    rounds = 1 if experiment.joint else len(stream)
+    probed = {round(rounds * (index + 1) / experiment.knn) for index in range(experiment.knn)}
+    for number in range(learner.tasks if not experiment.joint else min(learner.tasks, 1), rounds):
+        _learn(learner, experiment, stream, number)
+        learner.predicted_increase()
+        last = number == rounds - 1
+        seen = stream.tasks if experiment.joint else stream.tasks[: number + 1]
+        tested = (
+            _test(learner, seen, stream.shares_test) if last or (number + 1) % experiment.evaluate_every == 0 else None
+        )
+        learner.history[-1]["accuracy"] = tested
+        if number + 1 in probed:
+            learner.history[-1]["knn"] = _probe(learner, stream)
+        learner.save(keep=1)
+        if tested is not None:
+            mean = sum(tested) / len(tested)
+            report(f"{experiment.method}, {experiment.scenario}, task {number + 1} of {rounds}: {mean:.1%}")
+    tensors, _ = learner._state()
+    size = sum(t.numel() * t.element_size() for t in tensors.values())
+    seconds = sum(entry.get("seconds_training", 0) + entry.get("seconds_remembering", 0) for entry in learner.history)
+    result = Result(experiment, learner.history, time.perf_counter() - started, seconds, size, environment(backbone))
+    write_atomically(path, json.dumps(result.to_dict(), indent=1))
+    shutil.rmtree(out / f".{experiment.key}", ignore_errors=True)
+    return result
+
+
+def make_stream(experiment: Experiment, images: ImageSet) -> Stream:
+    """The tasks of an experiment."""
+    train = _limited(_tensors(images.x_train), images.y_train, experiment.classes, experiment.per_class)
+    test = _limited(_tensors(images.x_test), images.y_test, experiment.classes, None)
+    if experiment.validate:
+        train, test = validation_part(train, VALIDATION_SHARE, seed=0)
+    if experiment.scenario == "data-il":
+        stream = split_data(train, test, experiment.tasks, experiment.seed)
+    else:
+        stream = split_classes(train, test, experiment.tasks, experiment.seed, experiment.scenario)
+    stream = turned(stream, experiment.turn) if experiment.turn else stream
+    return replace(stream, tasks=stream.tasks[: experiment.first])
+
+
+def _tensors(x: Any) -> Tensor:
+    assert isinstance(x, Tensor)
+    return x
+
+
+def _limited(x: Tensor, y: Tensor, classes: int | None, per_class: int | None) -> Pair:
+    kept = torch.ones(len(y), dtype=torch.bool) if classes is None else y < classes
+    if per_class is not None:
+        for label in y.unique():
+            kept[(y == label).nonzero()[per_class:, 0]] = False
+    return x[kept], y[kept]
+
+
+def _learner(experiment: Experiment, backbone: Backbone, images: ImageSet, home: Path) -> Learner:
+    """A new learner, or the one that a killed run has left."""
+    home.parent.mkdir(parents=True, exist_ok=True)
+    if Store(home).current is not None:
+        return Learner.load(home, backbone.module)
+    # images that have no size of their own were brought to one as they were read: training takes windows of them
+    size = None if images.preprocess.size is None else backbone.preprocess.size
+    if experiment.size is not None:
+        size = (experiment.size, experiment.size)
+    settings = {"augment": images.augment, **experiment.settings}
+    learner = Learner(
+        backbone.module,
+        experiment.method,
+        scenario=experiment.scenario,
+        seed=experiment.seed,
+        preprocess=replace(backbone.preprocess, size=size),
+        **settings,
+    )
+    learner.save(home, keep=1)
+    return learner
+
+
+def _learn(learner: Learner, experiment: Experiment, stream: Stream, number: int) -> None:
+    if not experiment.joint:
+        task = stream.tasks[number]
+        learner.learn(task.train, head=task.head)
+    elif experiment.scenario == "task-il":
+        learner.learn_jointly({str(task.head): task.train for task in stream.tasks})
+    else:
+        learner.learn(stream.joint().tasks[0].train)
+
+
+def _test(learner: Learner, tasks: Sequence[Task], shared: bool) -> list[float]:
+    """Accuracy on every task that was seen, or on the test set that all share."""
+    some = tasks[:1] if shared else tasks
+    return [learner.evaluate(task.test, head=task.head)["accuracy"] for task in some]
+
+
+def _probe(learner: Learner, stream: Stream) -> float:
+    """The accuracy of nearest neighbours among the features of all training images, of tasks to come too."""
+    everything = stream.joint().tasks[0]
+    (references, labels), (queries, truth) = everything.train, everything.test
+    found = nearest_neighbours(_features(learner, references), labels, _features(learner, queries), NEIGHBOURS)
+    return float((found == truth).double().mean())
+
+
+@torch.no_grad()
+def _features(learner: Learner, x: Tensor) -> Tensor:
+    inputs, model = Inputs(x, preprocess=learner._reading), learner.model.eval()
+    batches = learner._batches(inputs, torch.zeros(len(inputs), dtype=torch.long), 256)
+    return torch.cat([model.features(part).float().cpu() for part, _ in batches])
+
+
+def environment(backbone: Backbone) -> dict[str, Any]:
+    """What else a figure may depend on."""
+    return {
+        "dlcft": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "commit": _commit(),
+        "backbone": fingerprint(backbone.module),
+        "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    }
+
+
+def _commit() -> str | None:
+    """Of the source tree, if the package lies in one."""
+    git = shutil.which("git")
+    if git is None:
+        return None
+    command = [git, "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or None
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """All of a file or nothing of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_text(text)
+    draft.replace(path)

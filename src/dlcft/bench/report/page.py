@@ -1,0 +1,175 @@
+"""One page that carries all of a report: tables, figures, and what stands behind each number."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from importlib import resources
+from typing import Any
+
+from dlcft.bench.experiment import Result
+from dlcft.bench.report import figures
+from dlcft.bench.report.figures import REMEMBERING, TRAINING, Style
+from dlcft.bench.report.summary import Row, conditions, heading, labels
+from dlcft.bench.report.tables import Paper, best, columns, found_sections, number
+from dlcft.recipes import RECIPES
+
+_UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+
+
+def to_html(
+    results: Iterable[Result], *, title: str = "Results", paper: Paper | None = None, warnings: Sequence[str] = ()
+) -> str:
+    """A self-contained page: it loads nothing, fits a telephone, and follows the reader's choice of light or dark.
+
+    Args:
+        results: see `read_results`.
+        title: of the page.
+        paper: the paper's accuracies in percent, see `Paper`.
+        warnings: sentences to show, such as those that `read_results` gives about foreign files.
+    """
+    from jinja2 import Environment, StrictUndefined
+
+    every = list(results)
+    found = found_sections(every)
+    used = {row.experiment.method for section in found for row in section}
+    places = {method: place for place, method in enumerate(method for method in RECIPES if method in used)}
+    text = (resources.files("dlcft.bench.report") / "page.html.jinja").read_text(encoding="utf-8")
+    template = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return template.from_string(text).render(
+        title=title,
+        warnings=warnings,
+        count=len(every),
+        origin=_origin(every),
+        training=TRAINING,
+        remembering=REMEMBERING,
+        sections=[_section(rows, f"s{place}", places, paper) for place, rows in enumerate(found, 1)],
+    )
+
+
+def _section(rows: Sequence[Row], identity: str, places: dict[str, int], paper: Paper | None) -> dict[str, Any]:
+    # the most accurate first: the table, the legend and the bars then have one order
+    rows = sorted(rows, key=lambda row: -row.accuracy.mean)
+    names, top = labels(rows), best(rows)
+    styles = [figures.style(row, places[row.experiment.method]) for row in rows]
+    shown = columns(rows, paper)
+    name = heading(rows[0])
+    entries = [
+        {
+            "name": label,
+            "method": row.experiment.method,
+            "settings": row.settings,
+            "style": drawn,
+            "best": row is top,
+            "unconverged": row.unconverged,
+            "converged": row.converged,
+            "cells": [(column.name, column.value(row), column.text(row)) for column in shown],
+            "accuracy": number(100 * row.accuracy.mean, 1),
+            "configuration": _configuration(row),
+            "runs": _runs(row),
+        }
+        for row, label, drawn in zip(rows, names, styles, strict=True)
+    ]
+    return {
+        "id": identity,
+        "name": name,
+        "conditions": conditions(rows[0]),
+        "validate": rows[0].experiment.validate,
+        "columns": shown,
+        "rows": entries,
+        "shared": all(row.matrix is None for row in (result for r in rows for result in r.results)),
+        **_figures(rows, names, styles, identity, name),
+    }
+
+
+def _figures(
+    rows: Sequence[Row], names: Sequence[str], styles: Sequence[Style], identity: str, name: str
+) -> dict[str, Any]:
+    final = "; ".join(f"{label} {100 * row.accuracy.mean:.1f} %" for label, row in zip(names, rows, strict=True))
+    matrices = [(label, figures.mean_matrix(row)) for label, row in zip(names, rows, strict=True)]
+    trained, remembered = (
+        [sum(_total(result, part) for result in row.results) / len(row.results) for row in rows]
+        for part in ("seconds_training", "seconds_remembering")
+    )
+    sizes = [row.state_bytes.mean for row in rows]
+    return {
+        "curves": figures.curves(
+            rows, styles, f"{identity}-curves", f"Accuracy over tasks, {name}. In the end: {final}"
+        ),
+        "heat_maps": [
+            (label, figures.heat_map(matrix, f"{identity}-map-{place}", f"Accuracy matrix of {label}, {name}"))
+            for place, (label, matrix) in enumerate(matrices)
+            if matrix is not None
+        ],
+        "increases": figures.increases(
+            rows, styles, f"{identity}-rise", f"Predicted rise of the loss against what was measured, {name}"
+        ),
+        "losses": figures.has_losses(rows),
+        "time": figures.bars(
+            names,
+            [(trained, TRAINING), (remembered, REMEMBERING)],
+            _seconds,
+            f"{identity}-time",
+            axis="seconds",
+            label=f"Seconds of training and remembering for each method, {name}",
+        ),
+        "size": figures.bars(
+            names,
+            [([size / 1e6 for size in sizes], figures.PALETTE[6])],
+            lambda size: _bytes(1e6 * size),
+            f"{identity}-size",
+            axis="MB",
+            label=f"Size of the saved state of each method, {name}",
+        ),
+    }
+
+
+def _total(result: Result, part: str) -> float:
+    return float(sum(entry.get(part) or 0 for entry in result.history))
+
+
+def _configuration(row: Row) -> str:
+    """The experiment and the recipe with its settings applied."""
+    experiment = {name: value for name, value in row.experiment.to_dict().items() if name != "seed"}
+    return json.dumps({"experiment": experiment, "recipe": asdict(row.recipe)}, indent=2, ensure_ascii=False)
+
+
+def _runs(row: Row) -> tuple[list[str], list[list[str]]]:
+    """What came out of each seed, and where."""
+    names = sorted({name for result in row.results for name in result.environment})
+    head = ["seed", "accuracy, %", "seconds", "seconds in all", "state, bytes", "converged", *names]
+    words = {True: "yes", False: "no", None: "not trained"}
+    lines = [
+        [
+            str(result.experiment.seed),
+            f"{100 * result.accuracy:.2f}",
+            f"{result.seconds_learning:.1f}",
+            f"{result.seconds:.1f}",
+            str(result.state_bytes),
+            words[result.converged],
+            *(str(result.environment.get(name, "–")) for name in names),
+        ]
+        for result in row.results
+    ]
+    return head, lines
+
+
+def _origin(results: Sequence[Result]) -> list[tuple[str, str]]:
+    """What all the numbers come from, in short."""
+    wanted = ("dlcft", "commit", "torch", "python", "machine", "cores", "threads", "gpu")
+    values = {name: sorted({str(r.environment[name]) for r in results if r.environment.get(name)}) for name in wanted}
+    return [(name, ", ".join(found)) for name, found in values.items() if found]
+
+
+def _bytes(size: float) -> str:
+    for unit, name in _UNITS:
+        if size >= unit:
+            return f"{size / unit:.3g} {name}"
+    return f"{size:.0f} B"
+
+
+def _seconds(seconds: float) -> str:
+    if seconds >= 3600:
+        return f"{seconds / 3600:.1f} h"
+    return f"{seconds / 60:.1f} min" if seconds >= 120 else f"{seconds:.3g} s"

@@ -1,0 +1,293 @@
+"""From results to rows: one row a method, its seeds put together, beside the rows that it is compared with."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import MISSING, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from dlcft import metrics
+from dlcft.bench.experiment import Experiment, Result
+from dlcft.recipes import RECIPES, Recipe
+
+_log = logging.getLogger(__name__)
+
+# What differs between the rows of one section; every other field of an experiment is a condition that they share.
+_OWN = ("method", "seed", "evaluate_every", "settings")
+_MODEL = ("linear", "strict", "loss")
+_TRAINING = ("scale", "optimizer", "lr", "momentum", "weight_decay", "schedule", "epochs", "batch_size", "clip")
+_TRAINING += ("augment", "head", "batchnorm")
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A figure over seeds.
+
+    Attributes:
+        mean: of all.
+        sd: the sample's standard deviation (n − 1); None for a single seed.
+    """
+
+    mean: float
+    sd: float | None
+
+    @classmethod
+    def of(cls, values: Iterable[float | None]) -> Spread | None:
+        """Of one value a seed; None where a seed has none.
+
+        Example:
+            >>> Spread.of([1.0, 3.0])
+            Spread(mean=2.0, sd=1.4142135623730951)
+        """
+        known = list(values)
+        if not known or any(value is None or not math.isfinite(value) for value in known):
+            return None
+        finite = [value for value in known if value is not None]
+        return cls(statistics.fmean(finite), statistics.stdev(finite) if len(finite) > 1 else None)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A method with its settings under some conditions, over seeds. Accuracies are shares of 1.
+
+    Attributes:
+        results: one a seed, in the order of seeds.
+        accuracy: in the end.
+        bwt: backward transfer; None without a whole accuracy matrix.
+        forgetting: see `metrics`; None without a whole accuracy matrix.
+        seconds: of training and remembering.
+        state_bytes: of what is saved.
+        unconverged: the seeds whose training had not converged.
+        recovered: `(method − None)/(Joint − None)`, all three of the same model and loss; None where one is missing.
+        recovered_mixed: the same with the nonlinear None, as the paper has it.
+    """
+
+    results: tuple[Result, ...]
+    accuracy: Spread
+    bwt: Spread | None
+    forgetting: Spread | None
+    seconds: Spread
+    state_bytes: Spread
+    unconverged: tuple[int, ...]
+    recovered: float | None = None
+    recovered_mixed: float | None = None
+
+    @property
+    def experiment(self) -> Experiment:
+        """The configuration, with the first of the seeds."""
+        return self.results[0].experiment
+
+    @property
+    def recipe(self) -> Recipe:
+        """What the method does, settings applied."""
+        return RECIPES[self.experiment.method].with_settings(dict(self.experiment.settings))
+
+    @property
+    def converged(self) -> bool | None:
+        """Whether training had converged in every seed; None where nothing is trained."""
+        if all(result.converged is None for result in self.results):
+            return None
+        return not self.unconverged
+
+    @property
+    def settings(self) -> str:
+        """What was changed in the recipe, as text."""
+        return ", ".join(f"{name}={value}" for name, value in sorted(self.experiment.settings.items()))
+
+    @property
+    def is_reference(self) -> bool:
+        """Whether it is a None or a Joint, that others are measured by."""
+        return self.recipe.method == "finetune"
+
+
+def read_results(folder: Path, *, foreign: list[str] | None = None) -> list[Result]:
+    """All results in a folder and below it; hidden files and folders, those of runs under way, are passed over.
+
+    Args:
+        folder: where `experiment.run` wrote.
+        foreign: gets a sentence for each .json file that is no result, or that repeats one; they are left out, and
+            named in the log.
+
+    Raises:
+        ValueError: when there is no such folder.
+    """
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is no folder; give the one that the results were written to.")
+    found: dict[str, tuple[Path, Result]] = {}
+    sentences = []
+    for path in sorted(folder.rglob("*.json")):
+        if any(part.startswith(".") for part in path.relative_to(folder).parts) or not path.is_file():
+            continue
+        try:
+            result = _checked(Result.read(path), path)
+        except (ValueError, OSError) as error:
+            sentences.append(str(error) if str(path) in str(error) else f"{path} cannot be read: {error}")
+            continue
+        first, _ = found.setdefault(_identity(result), (path, result))
+        if first != path:
+            sentences.append(f"{path} repeats {first} and is left out.")
+    for sentence in sentences:
+        _log.warning(sentence)
+    if foreign is not None:
+        foreign += sentences
+    return [result for _, result in found.values()]
+
+
+def summarise(results: Iterable[Result]) -> list[Row]:
+    """One row for each method, settings and conditions, over its seeds; by conditions, then in the order of `RECIPES`.
+
+    Conditions are all else that an experiment fixes, and the backbone's weights: nothing is averaged over them, and
+    None and Joint are looked for under the same ones. Where several fit, those trained most alike are taken, and of
+    these the best, which is the stricter yardstick.
+
+    Raises:
+        ValueError: when a seed is there twice.
+    """
+    groups: dict[str, dict[int, Result]] = {}
+    for result in results:
+        seeds = groups.setdefault(f"{_conditions(result)} {_own(result.experiment)}", {})
+        if result.experiment.seed in seeds:
+            raise ValueError(f"the results hold {result.experiment.file} twice; a seed may count only once.")
+        seeds[result.experiment.seed] = result
+    order = list(RECIPES)
+    rows = [_row([seeds[seed] for seed in sorted(seeds)]) for seeds in groups.values()]
+    rows.sort(key=lambda row: (_place(row), order.index(row.experiment.method), _own(row.experiment)))
+    return [_compared(row, section) for section in sections(rows) for row in section]
+
+
+def sections(rows: Sequence[Row]) -> list[list[Row]]:
+    """The rows of `summarise` that may be compared with each other: those under the same conditions."""
+    return [list(group) for _, group in itertools.groupby(rows, key=lambda row: _conditions(row.results[0]))]
+
+
+def heading(row: Row) -> str:
+    """The data set, the scenario and the number of tasks of a row's section."""
+    experiment = row.experiment
+    return f"{experiment.dataset}, {experiment.scenario}, {experiment.tasks} task{'s' * (experiment.tasks != 1)}"
+
+
+def conditions(row: Row) -> str:
+    """What else the rows of its section share: the backbone, and what is not as it is by default."""
+    named = {"dataset", "scenario", "tasks", "backbone", *_OWN}
+    parts = [f"backbone {row.experiment.backbone}"]
+    for field in fields(Experiment):
+        value = getattr(row.experiment, field.name)
+        if field.name not in named and (field.default is MISSING or value != field.default):
+            parts.append(f"{field.name}={value}")
+    weights = row.results[0].environment.get("backbone")
+    return ", ".join([*parts, f"weights {str(weights)[:8]}"] if weights else parts)
+
+
+def labels(section: Sequence[Row]) -> list[str]:
+    """A name for each row of a section: the method, and where that is not enough, the settings that differ."""
+    names = []
+    for row in section:
+        rivals = [other.experiment for other in section if other.experiment.method == row.experiment.method]
+        changed = sorted({name for rival in rivals for name in rival.settings})
+        differ = [name for name in changed if len({repr(rival.settings.get(name)) for rival in rivals}) > 1]
+        parts = [f"{name}={getattr(row.recipe, name)}" for name in differ]
+        if len({rival.evaluate_every for rival in rivals}) > 1:
+            parts.append(f"evaluate_every={row.experiment.evaluate_every}")
+        names.append(f"{row.experiment.method} ({', '.join(parts)})" if parts else row.experiment.method)
+    return names
+
+
+def _checked(result: Result, path: Path) -> Result:
+    """Refuse what is written like a result and has no figures in it."""
+    whole = isinstance(result.history, list) and all(
+        isinstance(entry, dict) and {"accuracy", "loss"} <= entry.keys() for entry in result.history
+    )
+    if not whole or not result.history or not result.history[-1]["accuracy"]:
+        raise ValueError(f"{path} is no result file of dlcft: its history is not whole.")
+    return result
+
+
+def _weights(result: Result) -> str:
+    return str(result.environment.get("backbone"))
+
+
+def _identity(result: Result) -> str:
+    return f"{result.experiment.key} {_weights(result)}"
+
+
+def _own(experiment: Experiment) -> str:
+    own = {name: value for name, value in experiment.to_dict().items() if name in _OWN and name != "seed"}
+    return json.dumps(own, sort_keys=True)
+
+
+def _conditions(result: Result) -> str:
+    shared = {name: value for name, value in result.experiment.to_dict().items() if name not in _OWN}
+    return json.dumps({**shared, "weights": _weights(result)}, sort_keys=True)
+
+
+def _place(row: Row) -> tuple[Any, ...]:
+    """Sections in the order of data set, scenario and tasks."""
+    experiment = row.experiment
+    return experiment.dataset, experiment.scenario, experiment.tasks, _conditions(row.results[0])
+
+
+def _row(results: Sequence[Result]) -> Row:
+    accuracy, seconds, size = (
+        Spread.of(values)
+        for values in (
+            [result.accuracy for result in results],
+            [result.seconds_learning for result in results],
+            [float(result.state_bytes) for result in results],
+        )
+    )
+    if accuracy is None or seconds is None or size is None:
+        raise ValueError(f"{results[0].experiment.file} holds a figure that is not finite.")
+    matrices = [result.matrix for result in results]
+    # a task that was not tested when it was new leaves both figures open
+    whole = [None if matrix is None or matrix.tril().isnan().any() else matrix for matrix in matrices]
+    return Row(
+        results=tuple(results),
+        accuracy=accuracy,
+        bwt=Spread.of(None if matrix is None else metrics.backward_transfer(matrix) for matrix in whole),
+        forgetting=Spread.of(None if matrix is None else metrics.forgetting(matrix) for matrix in whole),
+        seconds=seconds,
+        state_bytes=size,
+        unconverged=tuple(result.experiment.seed for result in results if result.converged is False),
+    )
+
+
+def _compared(row: Row, section: Sequence[Row]) -> Row:
+    nonlinear = RECIPES["none"]
+    closed = row.recipe.method == "ridge"  # its sequence is its joint, and it has no None: only the mixed figure
+    none, joint = (None if closed else _reference(row, section, row.recipe, joint=flag) for flag in (False, True))
+    mixed_none = _reference(row, section, nonlinear, joint=False)
+    mixed_joint = _reference(row, section, nonlinear, joint=True) if closed else joint
+    return replace(
+        row, recovered=_recovered(row, none, joint), recovered_mixed=_recovered(row, mixed_none, mixed_joint)
+    )
+
+
+def _recovered(row: Row, none: Row | None, joint: Row | None) -> float | None:
+    """None as well where there is no distance to recover, or the row is itself one of its ends."""
+    if none is None or joint is None or row is none or row is joint or joint.accuracy.mean <= none.accuracy.mean:
+        return None
+    return metrics.recovered(row.accuracy.mean, none.accuracy.mean, joint.accuracy.mean)
+
+
+def _reference(row: Row, section: Sequence[Row], model: Recipe, *, joint: bool) -> Row | None:
+    """The None or the Joint of a model and its loss."""
+    if row.is_reference and row.experiment.joint == joint and _same(row.recipe, model, _MODEL) == len(_MODEL):
+        return row
+    candidates = [
+        other
+        for other in section
+        if other.is_reference and other.experiment.joint == joint and _same(other.recipe, model, _MODEL) == len(_MODEL)
+    ]
+    alike = [(_same(other.recipe, row.recipe, _TRAINING), other.accuracy.mean) for other in candidates]
+    return candidates[alike.index(max(alike))] if candidates else None
+
+
+def _same(one: Recipe, other: Recipe, names: Iterable[str]) -> int:
+    """How many of these fields are equal."""
+    return sum(getattr(one, name) == getattr(other, name) for name in names)

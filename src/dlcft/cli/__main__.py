@@ -1,0 +1,5 @@
+"""`python -m dlcft.cli`."""
+
+from dlcft.cli import main
+
+main()

@@ -1,0 +1,205 @@
+"""Commands on streams of tasks: demo, run, list."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from dlcft.cli.arguments import positive, setting
+
+Scenario = Literal["data-il", "task-il", "class-il"]
+
+
+def demo(*, epochs: int = 3, seed: int = 0, out: Path = Path("dlcft-demo")) -> None:
+    """Learn on real images in a few minutes, by a dozen methods, and show what each remembers.
+
+    A ResNet-18 pre-trained on Tiny-ImageNet, shipped with the package, learns handwritten digits: first the same digits
+    turned further from task to task, then two new digits in each task.
+
+    Example: dlcft demo --epochs 2
+
+    Parameters
+    ----------
+    epochs
+        How often each task is gone through by methods that are trained.
+    seed
+        Of everything random.
+    out
+        The folder for results and the report; what is there already is not computed again.
+    """
+    positive("--epochs", epochs)
+    from rich.console import Console
+
+    from dlcft.bench.demo import METHODS, demonstrate
+    from dlcft.bench.experiment import write_atomically
+    from dlcft.bench.report import to_html
+
+    console = Console()
+    with console.status("learning …") as status:
+        results = demonstrate(out, epochs=epochs, seed=seed, report=lambda line: status.update(f"learning, {line} …"))
+    for scenario, title in (
+        ("data-il", "The same ten digits, turned 40° further in each of 3 tasks: accuracy in the end"),
+        ("class-il", "Two new digits in each of 5 tasks: accuracy in the end, over all ten"),
+    ):
+        console.print(_accuracy_table([r for r in results if r.experiment.scenario == scenario], title, METHODS))
+    page = out / "report.html"
+    write_atomically(page, to_html(results, title="dlcft demo"))
+    console.print(f"report: {page.resolve()}", soft_wrap=True)
+
+
+def run(
+    *,
+    dataset: str = "digits",
+    scenario: Scenario = "data-il",
+    tasks: int = 2,
+    method: str = "dlcft-exact",
+    seed: int = 0,
+    backbone: str = "shipped",
+    weights: str | None = None,
+    width: int | None = None,
+    size: int | None = None,
+    classes: int | None = None,
+    per_class: int | None = None,
+    turn: float = 0.0,
+    validate: bool = False,
+    evaluate_every: int = 1,
+    set_: Annotated[list[str] | None, Parameter(name="--set")] = None,
+    data: Path | None = None,
+    download: bool = False,
+    out: Path = Path("runs"),
+    as_json: Annotated[bool, Parameter(name="--json")] = False,
+) -> None:
+    """Run one method on one stream of tasks and write the result as JSON; it is never computed twice.
+
+    Example: dlcft run --dataset digits --scenario class-il --tasks 5 --method dlcft --set epochs=2
+
+    Parameters
+    ----------
+    dataset
+        A name that `dlcft list datasets` shows, or the path of an image folder or .npz file.
+    scenario
+        The same labels in every task (data-il), a head for each task (task-il), or new labels (class-il).
+    tasks
+        How many.
+    method
+        A name that `dlcft list methods` shows.
+    seed
+        Of the split and of training.
+    backbone
+        A name that `dlcft list backbones` shows.
+    weights
+        The backbone's file, or "random".
+    width
+        Of a ResNet-18.
+    size
+        Bring images to so many pixels.
+    classes
+        Only the first so many.
+    per_class
+        Only so many training images of each class.
+    turn
+        Turn the images of each task by so many degrees more.
+    validate
+        Test on a part of the training images, to choose settings by.
+    evaluate_every
+        Test after every so many tasks.
+    set_
+        A field of the recipe to change, as key=value; may be repeated.
+    data
+        The folder or file of the data set.
+    download
+        Fetch the data set if it is not there.
+    out
+        The folder of results.
+    as_json
+        Print the whole result.
+    """
+    from dlcft.bench.datasets import load
+    from dlcft.bench.experiment import Experiment
+    from dlcft.bench.experiment import run as run_experiment
+
+    experiment = Experiment(
+        dataset=dataset,
+        scenario=scenario,
+        tasks=tasks,
+        method=method,
+        seed=seed,
+        backbone=backbone,
+        width=width,
+        size=size,
+        classes=classes,
+        per_class=per_class,
+        turn=turn,
+        validate=validate,
+        evaluate_every=evaluate_every,
+        settings=dict(setting(text) for text in set_ or []),
+    )
+    if download:
+        load(dataset, data, download=True)
+    quiet = {"report": lambda line: None} if as_json else {"report": lambda line: print(line, file=sys.stderr)}
+    result = run_experiment(experiment, out, data=data, weights=weights, **quiet)
+    if as_json:
+        print(json.dumps(result.to_dict()))
+    else:
+        print(f"{result.accuracy:.2%}  {out / experiment.file}")
+
+
+def list_(
+    what: Literal["methods", "curvatures", "datasets", "backbones"],
+    *,
+    as_json: Annotated[bool, Parameter(name="--json")] = False,
+) -> None:
+    """Show the names that other commands accept.
+
+    Example: dlcft list methods
+
+    Parameters
+    ----------
+    what
+        Of what kind.
+    as_json
+        Print a JSON list.
+    """
+    names = _names(what)
+    print(json.dumps(names) if as_json else "\n".join(names))
+
+
+def _names(what: str) -> list[str]:
+    if what == "methods":
+        from dlcft.recipes import RECIPES
+
+        return list(RECIPES)
+    if what == "curvatures":
+        from dlcft.estimators import ESTIMATORS
+
+        return list(ESTIMATORS)
+    if what == "datasets":
+        from dlcft.bench.datasets import NAMES
+
+        return list(NAMES)
+    from dlcft.bench.backbones import BACKBONES
+
+    return list(BACKBONES)
+
+
+def _accuracy_table(results: list[Any], title: str, methods: dict[str, str]) -> Any:
+    from rich.table import Table
+
+    table = Table(title=title)
+    table.add_column("method")
+    table.add_column("what it does")
+    for number in range(max(len(r.history[-1]["accuracy"]) for r in results)):
+        table.add_column(f"task {number + 1}", justify="right")
+    table.add_column("mean", justify="right")
+    table.add_column("")
+    table.add_column("s", justify="right")
+    for r in results:
+        each = [f"{value:.0%}" for value in r.history[-1]["accuracy"]]
+        bar = "█" * round(20 * r.accuracy)
+        seconds = f"{r.seconds_learning:.0f}"
+        table.add_row(r.experiment.method, methods[r.experiment.method], *each, f"{r.accuracy:.1%}", bar, seconds)
+    return table

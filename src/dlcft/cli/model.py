@@ -1,0 +1,339 @@
+"""Commands on a model directory: update, predict, evaluate, history, rollback, forget."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from dlcft.cli.arguments import positive, setting
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from dlcft.data import Inputs
+    from dlcft.learner import Learner
+
+Json = Annotated[bool, Parameter(name="--json")]
+_GATE = 3  # exit code when a gate has kept the new version from becoming current
+_SKIPPED = 4  # exit code when an input could not be read
+
+
+def update(
+    *,
+    model: Path,
+    data: Path,
+    backbone: str | None = None,
+    weights: str | None = None,
+    method: str | None = None,
+    set_: Annotated[list[str] | None, Parameter(name="--set")] = None,
+    holdout: Path | None = None,
+    max_drop: float | None = None,
+    max_flips: float | None = None,
+    keep: int = 2,
+    dry_run: bool = False,
+    as_json: Json = False,
+) -> None:
+    """Learn a new batch of labelled data; the first update creates the directory.
+
+    Exit code 3 says that a gate was passed: the new version is kept, but not made current.
+
+    Example: dlcft update --model scenes --data january/ --backbone shipped
+
+    Parameters
+    ----------
+    model
+        The directory of the model.
+    data
+        A folder with one folder of images a label, a .csv file with path and label, or an .npz file with x and y.
+    backbone
+        The pre-trained network, for the first update: a name that `dlcft list backbones` shows, or module:factory.
+    weights
+        Its file, for the first update.
+    method
+        For the first update: a name that `dlcft list methods` shows; dlcft-exact by default.
+    set_
+        A field of the method's recipe to change, for the first update, as key=value; may be repeated.
+    holdout
+        Labelled data that is not learned, to test on.
+    max_drop
+        Do not make the new version current if accuracy on the holdout falls by more, such as 0.02.
+    max_flips
+        The same if a larger share of the holdout turns from right to wrong.
+    keep
+        How many versions stay on disk.
+    dry_run
+        Only say what would happen.
+    as_json
+        Print the facts as JSON.
+    """
+    positive("--keep", keep)
+    from dlcft.updates import update as learn_update
+
+    learner = _open_or_create(model, backbone, weights, method, dict(setting(text) for text in set_ or []), dry_run)
+    samples = learner.samples(data)
+    if dry_run:
+        _describe(learner, samples, model)
+        return
+    done = learn_update(learner, samples, holdout=holdout, max_drop=max_drop, max_flips=max_flips, keep=keep)
+    if as_json:
+        print(json.dumps(done.to_dict()))
+    else:
+        _print_update(done, model)
+    if not done.accepted:
+        raise SystemExit(_GATE)
+
+
+def predict(
+    inputs: Path,
+    *,
+    model: Path,
+    out: Path | None = None,
+    format_: Annotated[Literal["csv", "json"], Parameter(name="--format")] = "csv",
+    top: int = 1,
+    batch_size: int = 64,
+) -> None:
+    """Say what is in each image, with probabilities.
+
+    An image that cannot be read is skipped with a warning; exit code 4 says that there were some.
+
+    Example: dlcft predict new-images/ --model scenes --out answers.csv
+
+    Parameters
+    ----------
+    inputs
+        A folder of images, an image, a .csv file with a column path, or an .npz or .npy file.
+    model
+        The directory of the model.
+    out
+        The file to write; by default the terminal.
+    format_
+        CSV, or one JSON object a line.
+    top
+        How many labels to give for each input.
+    batch_size
+        How many inputs to read at once.
+    """
+    positive("--top", top)
+    positive("--batch-size", batch_size)
+    learner = _open(model)
+    what = learner.inputs(inputs)
+    skipped: list[str] = []
+    rows = _predictions(learner, what, top, batch_size, skipped)
+    if out is None:
+        _write_rows(rows, sys.stdout, format_, top)
+    else:
+        draft = out.with_name(f".{out.name}.part")
+        with draft.open("w", newline="") as file:
+            _write_rows(rows, file, format_, top)
+        draft.replace(out)
+    if learner.notes.get("temperature") is None:
+        print("dlcft: no holdout was ever given, so the probabilities are not calibrated.", file=sys.stderr)
+    if skipped:
+        print(f"dlcft: {len(skipped)} of {len(what)} inputs could not be read.", file=sys.stderr)
+        raise SystemExit(_SKIPPED)
+
+
+def evaluate(*, model: Path, data: Path, as_json: Json = False) -> None:
+    """Test a model on labelled data.
+
+    Example: dlcft evaluate --model scenes --data holdout/
+
+    Parameters
+    ----------
+    model
+        The directory of the model.
+    data
+        Labelled data, as for `dlcft update`.
+    as_json
+        Print JSON.
+    """
+    result = _open(model).evaluate(data)
+    print(json.dumps(result) if as_json else f"accuracy {result['accuracy']:.2%}, mean loss {result['loss']:.4g}")
+
+
+def history(*, model: Path, as_json: Json = False) -> None:
+    """Show what a model has learned, and which versions are kept.
+
+    Example: dlcft history --model scenes
+
+    Parameters
+    ----------
+    model
+        The directory of the model.
+    as_json
+        Print JSON.
+    """
+    store = _store(model)
+    current, versions = store.current, store.versions()
+    assert current is not None
+    entries = current.header["history"]
+    kept = [{"version": v.number, "created": v.created, "bytes": v.bytes, "current": v == current} for v in versions]
+    if as_json:
+        print(json.dumps({"tasks": entries, "versions": kept}))
+        return
+    for entry in entries:
+        if "forgotten" in entry:
+            print(f"forgot {entry['forgotten']} samples")
+            continue
+        increase = entry["predicted_increase"]
+        said = "" if increase is None else f", old loss {increase:+.4g} by the memory"
+        print(f"task {entry['task'] + 1}: {entry['samples']} samples{said}")
+    for v in versions:
+        print(f"version {v.number}{' (current)' if v == current else ''}: {v.created}, {v.bytes / 2**20:.1f} MiB")
+
+
+def rollback(*, model: Path, version: int | None = None) -> None:
+    """Go back to the version before, or to any that is kept.
+
+    Example: dlcft rollback --model scenes
+
+    Parameters
+    ----------
+    model
+        The directory of the model.
+    version
+        Which; by default the one that the current version was learned from.
+    """
+    print(f"version {_store(model).rollback(version)} is current.")
+
+
+def forget(*, model: Path, data: Path, keep: int = 2) -> None:
+    """Be as if these samples had never been learned: exact, for closed-form methods.
+
+    Example: dlcft forget --model scenes --data complaints/
+
+    Parameters
+    ----------
+    model
+        The directory of the model.
+    data
+        The same images with the same labels as when they were learned.
+    keep
+        How many versions stay on disk. Older versions still know the samples: use 1 to have them gone.
+    """
+    positive("--keep", keep)
+    learner = _open(model)
+    samples = learner.samples(data)
+    learner.forget(samples)
+    version = learner.save(keep=keep)
+    print(f"forgot {len(samples)} samples; version {version} is current.")
+
+
+def _store(model: Path) -> Any:
+    from dlcft.checkpoint import Store
+
+    store = Store(model)
+    if store.current is None:
+        raise ValueError(f"{model} holds no model; dlcft update --model {model} --data … makes one.")
+    return store
+
+
+def _open(model: Path) -> Learner:
+    from dlcft.bench.backbones import load_backbone
+    from dlcft.learner import Learner
+
+    rebuild = _store(model).current.header["notes"].get("backbone")
+    if rebuild is None:
+        raise ValueError(f"{model} was saved from Python and does not say how its backbone is made; load it there.")
+    return Learner.load(model, load_backbone(**rebuild).module)
+
+
+def _open_or_create(
+    model: Path, backbone: str | None, weights: str | None, method: str | None, settings: dict[str, Any], dry_run: bool
+) -> Learner:
+    from dlcft.bench.backbones import load_backbone
+    from dlcft.checkpoint import Store
+    from dlcft.learner import Learner
+
+    if Store(model).current is not None:
+        given = {"--backbone": backbone, "--weights": weights, "--method": method, "--set": settings or None}
+        named = [name for name, value in given.items() if value is not None]
+        if named:
+            raise ValueError(f"{named[0]} is for the first update; {model} has its own already.")
+        return _open(model)
+    found = load_backbone(backbone or "shipped", weights=weights)
+    learner = Learner(found.module, method or "dlcft-exact", preprocess=found.preprocess, **settings)
+    learner.notes["backbone"] = found.rebuild
+    if not dry_run:
+        learner.save(model)
+    return learner
+
+
+def _describe(learner: Learner, samples: Any, model: Path) -> None:
+    known = set(learner.labels()) if learner.tasks else set()
+    new = sorted({str(label) for label in samples.labels if label not in known})
+    print(f"{model}: {'a new model' if not learner.tasks else f'{learner.tasks} tasks learned'}")
+    print(f"would learn {len(samples)} samples of {len(set(samples.labels))} labels; new: {', '.join(new) or 'none'}")
+
+
+def _print_update(done: Any, model: Path) -> None:
+    new = f"; new labels: {', '.join(map(str, done.new_labels))}" if done.new_labels else ""
+    print(f"learned {done.samples} samples in {done.seconds:.1f} s{new}")
+    if done.predicted_increase is not None:
+        print(f"old data's mean loss, by the memory alone: {done.predicted_increase:+.4g}")
+    if done.accuracy is not None:
+        print(f"holdout accuracy {done.accuracy:.2%}; calibration error {done.calibration_error:.3f} (same samples)")
+        for label, (right, total) in done.per_class.items():
+            print(f"  {label}: {right} of {total}")
+    if done.flips is not None:
+        print(f"known labels: accuracy {-done.drop:+.2%}, turned from right to wrong {done.flips:.2%}")
+    state = "is current" if done.accepted else "is kept, but a gate was passed: it is not current"
+    print(f"{model}: version {done.version} {state}")
+
+
+def _predictions(
+    learner: Learner, what: Inputs, top: int, batch_size: int, skipped: list[str]
+) -> Iterator[tuple[str, list[tuple[str, float]]]]:
+    import torch
+
+    from dlcft.calibration import probabilities
+
+    names, files = learner.labels(), what.files
+    temperature = learner.notes.get("temperature") or learner.recipe.scale / 10
+    for indices in torch.arange(len(what)).split(batch_size):
+        for index, x in _readable(what, indices, skipped):
+            given = probabilities(learner.outputs(x), temperature)
+            for row, place in zip(given, index.tolist(), strict=True):
+                best = row.topk(min(top, len(names)))
+                answer = [(str(names[i]), float(p)) for p, i in zip(best.values, best.indices.tolist(), strict=True)]
+                yield (files[place] if files else str(place)), answer
+
+
+def _readable(what: Inputs, indices: Tensor, skipped: list[str]) -> Iterator[tuple[Tensor, Any]]:
+    """The inputs at these positions as a batch; one by one where one of them cannot be read."""
+    try:
+        yield indices, what.fetch(indices)
+        return
+    except ValueError:
+        pass
+    for index in indices.split(1):
+        try:
+            x = what.fetch(index)
+        except ValueError as error:
+            skipped.append(str(error))
+            print(f"dlcft: skipped: {error}", file=sys.stderr)
+            continue
+        yield index, x
+
+
+def _write_rows(rows: Iterator[tuple[str, list[tuple[str, float]]]], file: Any, format_: str, top: int) -> None:
+    if format_ == "json":
+        for name, answer in rows:
+            file.write(
+                json.dumps({"input": name, "answers": [{"label": a, "probability": p} for a, p in answer]}) + "\n"
+            )
+        return
+    writer = csv.writer(file)
+    writer.writerow(["input", *(f"{kind}{number}" for number in _numbers(top) for kind in ("label", "probability"))])
+    for name, answer in rows:
+        writer.writerow([name, *(cell for label, p in answer for cell in (label, f"{p:.6g}"))])
+
+
+def _numbers(top: int) -> list[str]:
+    return [""] if top == 1 else [f" {number}" for number in range(1, top + 1)]

@@ -1,0 +1,360 @@
+"""Reports are made from result files alone, and their numbers are those that one computes by hand."""
+
+import csv
+import io
+import json
+import re
+import statistics
+from dataclasses import replace
+
+import pytest
+
+from dlcft.bench.experiment import Experiment, Result
+from dlcft.bench.report import Spread, read_results, summarise, to_csv, to_html, to_latex, to_markdown
+from dlcft.bench.report.figures import PALETTE, curve, increase
+from dlcft.bench.report.summary import labels, sections
+
+ENVIRONMENT = {
+    "dlcft": "0.1",
+    "torch": "2.13",
+    "python": "3.11",
+    "commit": "abc1234",
+    "gpu": None,
+    "backbone": "f00d" * 4,
+}
+FINAL = {
+    "none": 0.31,
+    "lwf": 0.46,
+    "ewc": 0.38,
+    "osla": 0.44,
+    "er": 0.55,
+    "none-linear": 0.42,
+    "dlcft-paper": 0.63,
+    "dlcft": 0.71,
+    "ranpac": 0.79,
+    "dlcft-exact": 0.86,
+    "joint": 0.88,
+    "joint-linear": 0.85,
+}
+CLOSED = ("ranpac", "dlcft-exact")
+
+
+def made(experiment, final, *, settled=True):
+    """A plausible result that ends at this accuracy: older tasks are worse, and everything falls towards the end."""
+    tasks = 1 if experiment.joint else experiment.tasks
+    one_test = experiment.scenario == "data-il" and not experiment.turn
+    history = []
+    for task in range(tasks):
+        level = final if task == tasks - 1 else 0.95 - (0.95 - final) * (task + 1) / tasks
+        if experiment.joint:
+            accuracy = [level] * (1 if one_test else experiment.tasks)
+        elif one_test:
+            accuracy = [0.5 * final + 0.5 * final * (task + 1) / tasks]
+        else:
+            slope = 0.04 * (1 - final)
+            accuracy = [level + slope * (index - task / 2) for index in range(task + 1)]
+        trained = experiment.method not in CLOSED
+        entry = {
+            "task": task,
+            "loss": [9.0, 5.0, 4.99 if settled else 4.0] if trained else [],
+            "predicted_increase": 0.02 * (task + 1) / final if "dlcft" in experiment.method and task else None,
+            "seconds_training": 4.0 * trained,
+            "seconds_remembering": 1.5,
+            "accuracy": accuracy,
+        }
+        history.append(entry)
+    seconds = sum(entry["seconds_training"] + entry["seconds_remembering"] for entry in history)
+    size = 2_900_000 + 14_000_000 * ("dlcft" in experiment.method)
+    return Result(experiment, history, seconds + 3, seconds, size, dict(ENVIRONMENT))
+
+
+def several(base, methods=FINAL, seeds=(0, 1, 2), unsettled=("ewc",)):
+    return [
+        made(
+            replace(base, method=method, seed=seed, settings={} if method in CLOSED else {"epochs": 3}),
+            FINAL[method] + 0.01 * (seed - 1),
+            settled=method not in unsettled,
+        )
+        for method in methods
+        for seed in seeds
+    ]
+
+
+NEW_CLASSES = Experiment(dataset="digits", scenario="class-il", tasks=5)
+TURNED = Experiment(dataset="digits", scenario="data-il", tasks=3, turn=40.0)
+SPLIT = Experiment(dataset="seq-cifar100", scenario="data-il", tasks=10, per_class=50)
+PAPER = {("data-il", 10, "dlcft-paper"): 82.70, ("data-il", 10, "ewc"): 78.88}
+
+
+@pytest.fixture(scope="module")
+def results():
+    return several(NEW_CLASSES) + several(TURNED, seeds=(1,)) + several(SPLIT, seeds=(0, 2))
+
+
+@pytest.fixture(scope="module")
+def page(results):
+    return to_html(results, title="Digits & <others>", paper=PAPER, warnings=["x.json is <no> result."])
+
+
+def row_of(rows, method, base=NEW_CLASSES):
+    (found,) = [
+        row
+        for row in rows
+        if (row.experiment.method, row.experiment.scenario, row.experiment.turn) == (method, base.scenario, base.turn)
+    ]
+    return found
+
+
+def test_mean_and_deviation_over_seeds(results):
+    row = row_of(summarise(results), "dlcft")
+    values = [0.70, 0.71, 0.72]
+    assert row.accuracy.mean == pytest.approx(statistics.mean(values))
+    assert row.accuracy.sd == pytest.approx(statistics.stdev(values))
+    assert [result.experiment.seed for result in row.results] == [0, 1, 2]
+    assert row.seconds.mean == pytest.approx(5 * 5.5)
+    assert row_of(summarise(results), "dlcft", TURNED).accuracy.sd is None
+
+
+def test_a_figure_that_a_seed_lacks_is_not_averaged():
+    assert Spread.of([1.0, None]) is None
+    assert Spread.of([1.0, float("nan")]) is None
+    assert Spread.of([]) is None
+
+
+def test_backward_transfer_and_forgetting_by_hand():
+    experiment = Experiment(scenario="task-il", tasks=2, method="ewc")
+    result = made(experiment, 0.5)
+    result.history[0]["accuracy"], result.history[1]["accuracy"] = [0.9], [0.6, 0.8]
+    (row,) = summarise([result])
+    assert row.bwt.mean == pytest.approx(-0.3)
+    assert row.forgetting.mean == pytest.approx(0.3)
+    assert row.accuracy.mean == pytest.approx(0.7)
+
+
+def test_without_a_whole_matrix_there_is_no_backward_transfer():
+    result = made(replace(NEW_CLASSES, method="ewc", evaluate_every=5), 0.5)
+    for entry in result.history[:-1]:
+        entry["accuracy"] = None
+    (row,) = summarise([result])
+    assert row.bwt is None
+    assert row.forgetting is None
+    assert summarise(several(SPLIT, ["ewc"]))[0].bwt is None
+
+
+def test_recovered_distance_is_that_of_the_same_model_and_loss(results):
+    rows = summarise(results)
+    assert row_of(rows, "dlcft").recovered == pytest.approx((0.71 - 0.42) / (0.85 - 0.42))
+    assert row_of(rows, "ewc").recovered == pytest.approx((0.38 - 0.31) / (0.88 - 0.31))
+    # the paper's: from the nonlinear None, to the Joint of the method's own model
+    assert row_of(rows, "dlcft").recovered_mixed == pytest.approx((0.71 - 0.31) / (0.85 - 0.31))
+    assert row_of(rows, "ewc").recovered_mixed == pytest.approx(row_of(rows, "ewc").recovered)
+    assert row_of(rows, "none-linear").recovered_mixed == pytest.approx((0.42 - 0.31) / (0.85 - 0.31))
+    # closed form has no None of its own
+    assert row_of(rows, "ranpac").recovered is None
+    assert row_of(rows, "ranpac").recovered_mixed == pytest.approx((0.79 - 0.31) / (0.88 - 0.31))
+    assert row_of(rows, "none").recovered is row_of(rows, "joint").recovered_mixed is None
+
+
+def test_recovered_distance_needs_both_ends_and_a_distance():
+    both = several(NEW_CLASSES, ["none", "ewc", "joint"], seeds=(0,))
+    assert summarise(both[:2])[1].recovered is None
+    upside_down = [both[0], both[1], made(both[2].experiment, 0.2)]
+    assert summarise(upside_down)[1].recovered is None
+    elsewhere = made(replace(both[2].experiment, per_class=7), 0.9)
+    assert all(row.recovered is None for row in summarise([*both[:2], elsewhere]))
+
+
+def test_of_several_references_the_one_trained_alike_then_the_best():
+    base = replace(NEW_CLASSES, method="none")
+    long = made(replace(base, settings={"epochs": 9}), 0.2)
+    short = made(replace(base, settings={"epochs": 3}), 0.3)
+    stronger = made(replace(base, settings={"epochs": 3, "buffer": 1}), 0.4)
+    joint = made(replace(base, method="joint"), 0.9)
+    ewc = made(replace(base, method="ewc", settings={"epochs": 3}), 0.6)
+    rows = summarise([long, short, stronger, joint, ewc])
+    assert row_of(rows, "ewc").recovered == pytest.approx((0.6 - 0.4) / (0.9 - 0.4))
+    nones = [row for row in rows if row.experiment.method == "none"]
+    assert len(set(labels(nones))) == 3
+    assert "epochs=9" in labels(nones)[-1] or "epochs=9" in "".join(labels(nones))
+
+
+def test_rows_share_a_section_only_under_the_same_conditions(results):
+    found = sections(summarise(results))
+    assert [len(section) for section in found] == [len(FINAL)] * 3
+    other = replace(made(NEW_CLASSES, 0.5), environment={**ENVIRONMENT, "backbone": "beef"})
+    assert len(sections(summarise([made(NEW_CLASSES, 0.5), other]))) == 2
+
+
+def test_a_seed_may_count_only_once():
+    with pytest.raises(ValueError, match="twice"):
+        summarise([made(NEW_CLASSES, 0.5), made(NEW_CLASSES, 0.6)])
+
+
+def test_unconverged_runs_are_marked(results):
+    rows = summarise(results)
+    assert row_of(rows, "ewc").converged is False
+    assert row_of(rows, "ewc").unconverged == (0, 1, 2)
+    assert row_of(rows, "dlcft").converged is True
+    assert row_of(rows, "ranpac").converged is None
+    assert re.search(r"^\| ewc† ", to_markdown(results), re.M)
+    assert r"ewc$^\dagger$" in to_latex(results)
+
+
+def test_reading_a_folder_names_what_is_foreign(tmp_path, results, caplog):
+    for place, result in enumerate(results):
+        path = tmp_path / f"part{place % 2}" / result.experiment.file
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(result.to_dict()))
+    (tmp_path / ".hidden").mkdir()
+    (tmp_path / ".hidden" / "manifest.json").write_text("{}")
+    whole = results[0].to_dict()
+    (tmp_path / "list.json").write_text("[1, 2]")
+    (tmp_path / "broken.json").write_text('{"format": 1')
+    (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "newer.json").write_text(json.dumps({**whole, "format": 99}))
+    (tmp_path / "unknown.json").write_text(json.dumps({**whole, "experiment": {"method": "magic"}}))
+    (tmp_path / "empty.json").write_text(json.dumps({**whole, "history": []}))
+    (tmp_path / "again.json").write_text(json.dumps(whole))
+    foreign = []
+    found = read_results(tmp_path, foreign=foreign)
+    assert {r.experiment.key for r in found} == {r.experiment.key for r in results}
+    assert len(found) == len(results)
+    for name in ("list", "broken", "binary", "newer", "unknown", "empty"):
+        assert sum(f"{name}.json" in sentence for sentence in foreign) == 1, name
+    assert sum("repeats" in sentence for sentence in foreign) == 1
+    assert len(foreign) == len(caplog.records) == 7
+    assert to_csv(found) == to_csv(results)
+
+
+def test_no_folder_and_no_results_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="is no folder"):
+        read_results(tmp_path / "absent")
+    assert read_results(tmp_path) == []
+    for write in (to_markdown, to_csv, to_latex, to_html):
+        with pytest.raises(ValueError, match="no results"):
+            write([])
+
+
+def test_csv_is_read_back(results):
+    lines = list(csv.DictReader(io.StringIO(to_csv(results, paper=PAPER))))
+    assert len(lines) == 3 * len(FINAL)
+    (line,) = [x for x in lines if x["dataset"] == "seq-cifar100" and x["method"] == "dlcft-paper"]
+    mean = 100 * statistics.mean([0.62, 0.64])
+    assert float(line["accuracy_percent"]) == pytest.approx(mean)
+    assert float(line["accuracy_percent_sd"]) == pytest.approx(100 * statistics.stdev([0.62, 0.64]))
+    assert float(line["difference_points"]) == pytest.approx(mean - 82.70)
+    assert json.loads(line["settings"]) == {"epochs": 3}
+    assert line["bwt_points"] == ""
+    assert line["seeds"] == "0 2"
+    assert line["per_class"] == "50"
+
+
+def test_the_papers_number_may_name_its_data_set():
+    result = made(replace(SPLIT, method="ewc"), 0.5)
+    paper = {("data-il", 10, "ewc"): 1.0, ("seq-cifar100", "data-il", 10, "ewc"): 78.88}
+    assert "| 78.88 | −28.88 |" in to_markdown([result], paper=paper)
+    assert "paper" not in to_markdown([made(NEW_CLASSES, 0.5)], paper=paper)
+
+
+def test_markdown_tables_are_regular_and_escape():
+    odd = [
+        made(replace(NEW_CLASSES, dataset="a_b|c", method=method, settings={"curvature": "x|y:_Z_"}), 0.5)
+        for method in ("ewc", "mas")
+    ]
+    text = to_markdown(odd)
+    assert r"a\_b\|c" in text
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    assert len({len(re.findall(r"(?<!\\)\|", row)) for row in rows}) == 1
+    assert len(rows) == 4
+    assert text.count("**") == 2
+
+
+def test_latex_escapes():
+    odd = made(replace(NEW_CLASSES, dataset=r"50%_a&b{c}\d^~#$", settings={"curvature": "my_module:K"}), 0.5)
+    text = to_latex([odd])
+    assert r"50\%\_a\&b\{c\}\textbackslash{}d\textasciicircum{}\textasciitilde{}\#\$" in text
+    assert r"my\_module:K" in text
+    assert "±" not in text
+    assert not re.search(r"(?<!\\)[%#]", text)
+    table = text.split(r"\midrule")[1].split(r"\bottomrule")[0].strip()
+    width = len(re.search(r"\\begin\{tabular\}\{(\w+)\}", text)[1])
+    assert len(re.findall(r"(?<!\\)&", table)) == width - 1
+    assert table.endswith(r"\\")
+
+
+def test_the_page_loads_nothing(page):
+    assert "http:" not in page
+    assert "https:" not in page
+    assert not re.search(r"<(?:script|img|iframe|object|embed)\b[^>]*\bsrc=", page)
+    assert set(re.findall(r'(?:href|src)="([^"#])', page)) <= {"d"}
+    assert re.findall(r'<link[^>]*href="([^"]*)"', page) == ["data:,"]
+    assert not re.search(r"@import|@font-face|url\((?!#)", page)
+    assert "default-src 'none'" in page
+
+
+def test_the_page_escapes_names():
+    name = '<script>alert("x")</script>'
+    result = made(replace(NEW_CLASSES, dataset=name, method="ewc", settings={"curvature": "<b>&"}), 0.5)
+    result.environment["machine"] = "<i>"
+    text = to_html([result], title=name, warnings=[name])
+    assert "<script>alert" not in text
+    assert "&lt;script&gt;alert" in text
+    assert "<b>" not in text
+    assert "<i>&lt;" not in text
+    assert "&lt;i&gt;" in text
+
+
+def test_the_page_has_every_part(page):
+    assert "<title>Digits &amp; &lt;others&gt;</title>" in page
+    assert "x.json is &lt;no&gt; result." in page
+    assert page.count("<section ") == 3
+    assert page.count('aria-label="Accuracy over tasks') == 3
+    # joint training has no matrix, nor have tasks that share a test set
+    assert page.count('aria-label="Accuracy matrix of') == 2 * (len(FINAL) - 2)
+    assert page.count('aria-label="Predicted rise') == 2
+    assert page.count('aria-label="Seconds of') == page.count('aria-label="Size of') == 3
+    assert "not converged, seed 0, 1, 2" in page
+    assert "abc1234" in page
+    assert "82.70" in page
+    assert "prefers-color-scheme: dark" in page
+    identities = re.findall(r'\sid="([^"]+)"', page)
+    assert len(identities) == len(set(identities))
+    assert set(re.findall(r'(?:href="|url\()#([^")]+)', page)) <= set(identities)
+    assert "#010203" not in page
+
+
+def test_the_same_results_make_the_same_page(results, page):
+    assert to_html(results, title="Digits & <others>", paper=PAPER, warnings=["x.json is <no> result."]) == page
+
+
+def test_measured_rise_of_the_loss_is_taken_where_it_is():
+    result = made(replace(NEW_CLASSES, method="dlcft"), 0.7)
+    (row,) = summarise([result])
+    drops = increase(row, in_loss=False)
+    before, after = result.history[0]["accuracy"], result.history[1]["accuracy"]
+    assert drops[0] == pytest.approx((result.history[1]["predicted_increase"], 100 * (before[0] - after[0])))
+    assert len(drops) == 4
+    for entry in result.history[1:]:
+        entry["measured_increase"] = 2 * entry["predicted_increase"]
+    pairs = increase(*summarise([result]), in_loss=True)
+    assert [measured / predicted for predicted, measured in pairs] == pytest.approx([2.0] * 4)
+    assert "equal on the line" in to_html([result])
+
+
+def test_a_curve_has_the_tasks_that_every_seed_was_tested_after():
+    one, other = several(SPLIT, ["ewc"], seeds=(0, 1))
+    other.history[3]["accuracy"] = None
+    (row,) = summarise([one, other])
+    assert [task for task, _ in curve(row)] == [1, 2, 3, 5, 6, 7, 8, 9, 10]
+
+
+def test_colours_can_be_seen_on_both_grounds():
+    def luminance(colour):
+        parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    dark = luminance("#14171b")
+    for colour in PALETTE:
+        assert 1.05 / (luminance(colour) + 0.05) >= 3, colour
+        assert (luminance(colour) + 0.05) / (dark + 0.05) >= 3, colour

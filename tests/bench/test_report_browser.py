@@ -1,0 +1,77 @@
+"""The report in a browser: it fits any width, fetches nothing, and its table sorts."""
+
+import shutil
+
+import pytest
+
+from dlcft.bench.experiment import Experiment
+from dlcft.bench.report import to_html
+from tests.bench.test_report import NEW_CLASSES, PAPER, SPLIT, made, several
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+@pytest.fixture(scope="module")
+def browser():
+    if CHROMIUM is None:
+        pytest.skip("no chromium is installed")
+    with sync_api.sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory):
+    path = tmp_path_factory.mktemp("report") / "report.html"
+    long = Experiment(dataset="a-data-set-with-a-name-that-no-telephone-can-show-in-one-line-" * 2, tasks=2)
+    results = several(NEW_CLASSES) + several(SPLIT, seeds=(0,)) + [made(long, 0.5)]
+    path.write_text(to_html(results, paper=PAPER, warnings=["runs/" + "x" * 200 + ".json is no result."]))
+    return path.as_uri()
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_fits_and_fetches_nothing(browser, address, width, scheme):
+    context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
+    page = context.new_page()
+    requests, complaints = [], []
+    page.on("request", lambda request: requests.append(request.url))
+    page.on("console", lambda message: complaints.append(message.text))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.goto(address)
+    fits = "document.documentElement.scrollWidth <= window.innerWidth"
+    assert page.evaluate(fits)
+    page.evaluate("document.querySelectorAll('details').forEach(details => { details.open = true; })")
+    assert page.evaluate(fits)
+    assert [url for url in requests if not url.startswith("data:")] == [address]
+    assert complaints == []
+    dark = page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 27)"
+    assert dark == (scheme == "dark")
+    context.close()
+
+
+def test_the_table_sorts_and_the_legend_singles_out(browser, address):
+    page = browser.new_page()
+    page.goto(address)
+    table = page.locator("table.figures").first
+
+    def methods():
+        return table.locator("tbody th").evaluate_all("cells => cells.map(cell => cell.dataset.value)")
+
+    assert methods()[0] == "joint"
+    table.get_by_role("button", name="accuracy").click()
+    assert methods()[0] == "none"
+    # what has no figure stays below, whichever way
+    for _ in range(2):
+        table.get_by_role("button", name="BWT").click()
+        assert set(methods()[-2:]) == {"joint", "joint-linear"}
+    table.get_by_role("button", name="method").click()
+    assert methods() == sorted(methods())
+    legend = page.locator(".legend").first
+    legend.locator("button").nth(2).click()
+    page.mouse.move(0, 0)
+    assert page.locator("#s1-curves .dim").count() > 0
+    assert page.locator("#s1-curves-row-2.dim").count() == 0
+    page.close()

@@ -1,0 +1,68 @@
+"""An update in use: what is told, and the gates."""
+
+import pytest
+import torch
+
+from dlcft import Learner
+from dlcft.checkpoint import Store
+from dlcft.updates import update
+from tests.test_learner import backbone, data, make
+
+
+@pytest.fixture
+def learner(tmp_path):
+    learner = make("dlcft-exact")
+    learner.save(tmp_path / "model")
+    return learner
+
+
+def test_what_is_told(learner):
+    holdout = data([0, 1, 2], n=30, seed=9)
+    first = update(learner, data([0, 1]), holdout=holdout)
+    assert (first.samples, first.new_labels, first.version, first.accepted) == (24, [0, 1], 2, True)
+    assert (first.predicted_increase, first.accuracy_before, first.drop, first.flips) == (None, None, None, None)
+    assert first.accuracy == pytest.approx(2 / 3)
+    assert first.per_class == {"0": (10, 10), "1": (10, 10), "2": (0, 10)}
+    second = update(learner, data([2], seed=2), holdout=holdout)
+    assert second.new_labels == [2]
+    assert abs(second.predicted_increase) < 5
+    assert (second.accuracy, second.drop, second.flips) == (1.0, 0.0, 0.0)
+    assert 0 <= second.calibration_error < 0.2
+    loaded = Learner.load(Store(learner._home.store.directory).directory, backbone())
+    assert loaded.notes["temperature"] == second.temperature
+
+
+def test_a_gate_keeps_the_new_version_aside(learner):
+    x, y = data([0, 1], n=40)
+    holdout = data([0, 1], n=30, seed=9)
+    update(learner, (x, y), holdout=holdout)
+    directory = learner._home.store.directory
+    spoiled = update(learner, (x.repeat(3, 1, 1, 1), 1 - y.repeat(3)), holdout=holdout, max_drop=0.05)
+    assert not spoiled.accepted
+    assert spoiled.drop > 0.5
+    assert spoiled.flips > 0.5
+    store = Store(directory)
+    assert store.current.number == 2
+    assert [v.number for v in store.versions()] == [2, 3]
+    loaded = Learner.load(directory, backbone())
+    assert loaded.evaluate(holdout)["accuracy"] == 1
+    again = update(loaded, (x.repeat(3, 1, 1, 1), 1 - y.repeat(3)), holdout=holdout, max_flips=0.01)
+    assert not again.accepted
+    store.rollback(again.version)
+    assert Learner.load(directory, backbone()).evaluate(holdout)["accuracy"] < 0.5
+
+
+def test_gates_need_a_holdout(learner):
+    with pytest.raises(ValueError, match="need holdout samples"):
+        update(learner, data([0, 1]), max_drop=0.1)
+    assert learner.tasks == 0
+
+
+def test_one_version_kept_and_a_gate(learner):
+    x, y = data([0, 1], n=40)
+    update(learner, (x, y), holdout=(x, y), keep=1)
+    spoiled = update(learner, (torch.cat([x, x]), torch.cat([1 - y, 1 - y])), holdout=(x, y), max_drop=0.0, keep=1)
+    assert not spoiled.accepted
+    store = Store(learner._home.store.directory)
+    assert store.current.number == 2
+    assert len(store.versions()) == 2
