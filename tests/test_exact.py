@@ -193,3 +193,22 @@ def test_a_layer_may_be_chosen():
     assert list(learner.model.backbone.layers) == ["conv"]
     with pytest.raises(ValueError, match="tangent space"):
         Learner(nn.Linear(3, 2), "ridge", train="weight")
+
+
+def test_a_backbone_without_parameters():
+    learner = Learner(nn.Flatten(), "ridge")
+    learner.learn((X.float(), Y))
+    assert learner.evaluate((X.float(), Y))["accuracy"] == 1
+
+
+def test_mirror_images_are_averaged_where_asked_for():
+    plain, flipped = make(augment="none"), make(augment="flip")
+    for learner in (plain, flipped):
+        learner.learn((X, Y))
+    with torch.no_grad():
+        each = [plain.model.features(x) for x in (TEST, TEST.flip(-1))]
+        assert torch.allclose(flipped.model.features(TEST), (each[0] + each[1]) / 2)
+    assert torch.allclose(flipped.outputs(TEST), flipped.outputs(TEST.flip(-1)), atol=1e-4)
+    vectors = Learner(nn.Sequential(nn.Linear(3, 4), nn.Tanh()), "ridge", augment="flip")
+    vectors.learn((torch.randn(8, 3), [0, 1] * 4))
+    assert vectors.outputs(torch.randn(2, 3)).shape == (2, 2)

@@ -245,8 +245,8 @@ def test_a_ridge_is_chosen_alike_with_and_without_an_eigendecomposition(monkeypa
     x[:, 7] = 3.0
     y = (x @ torch.randn(60, 3, dtype=torch.float64) + 40 * torch.randn(300, 3, dtype=torch.float64)).argmax(1)
     sums = RidgeSums.empty(60).add(x, y)
-    monkeypatch.setattr("dlcft.ridge._PROBES", 4000)
-    problem = sums._problem(True, False)
+    monkeypatch.setattr("dlcft.ridge_fit._PROBES", 4000)
+    problem = sums._problem(scale=1.0)
     scores = [problem.gcv(ridge, sums.samples) for ridge in RIDGES]
     expected = sums.gcv(RIDGES, scale=1.0)
     assert torch.allclose(torch.tensor(scores, dtype=torch.float64), expected, rtol=0.02)
@@ -255,3 +255,28 @@ def test_a_ridge_is_chosen_alike_with_and_without_an_eigendecomposition(monkeypa
     monkeypatch.setattr("dlcft.ridge._EIGEN_LIMIT", 0)
     assert sums.choose_ridge() == chosen
     assert chosen not in (RIDGES[0], RIDGES[-1])
+
+
+@pytest.mark.parametrize("limit", [0, 1500])
+def test_the_ridge_may_pull_to_a_start(limit, monkeypatch):
+    """Against the normal equations written out; without data in a direction, the start is kept there."""
+    monkeypatch.setattr("dlcft.ridge._EIGEN_LIMIT", limit)
+    torch.manual_seed(0)
+    x = torch.randn(40, 5, dtype=torch.float64) * torch.tensor([1.0, 2.0, 0.5, 3.0, 1.0]).double()
+    x[:, 4] = 2.0  # constant: nothing is known of it
+    y = x[:, :3].argmax(1)
+    start = torch.randn(3, 5, dtype=torch.float64)
+    sums = RidgeSums.empty(5).add(x, y)
+    weight, bias = sums.solve(0.3, scale=2.0, start=start)
+    centred, sigma = x - x.mean(0), x.std(0, correction=0)
+    target = 2 * torch.nn.functional.one_hot(y).double()
+    target = target - target.mean(0)
+    left = centred[:, :4].T @ centred[:, :4] / 40 + 0.3 * torch.diag(sigma[:4] ** 2)
+    right = target.T @ centred[:, :4] / 40 + 0.3 * start[:, :4] * sigma[:4] ** 2
+    assert torch.allclose(weight[:, :4], torch.linalg.solve(left, right.T).T, atol=1e-10)
+    shares = 2 * y.bincount() / 40
+    assert torch.allclose(x @ weight.T + bias, centred[:, :4] @ weight[:, :4].T + shares, atol=1e-6)
+    assert torch.allclose(sums.solve(1e9, scale=2.0, start=start)[0][:, :4], start[:, :4], atol=1e-6)
+    best = sums.solve(sums.choose_ridge(scale=2.0), scale=2.0)[0]
+    assert sums.choose_ridge(scale=2.0, start=best) > sums.choose_ridge(scale=2.0)
+    assert torch.equal(sums.solve(0.3, start=torch.zeros(3, 5).double())[0], sums.solve(0.3)[0])

@@ -32,6 +32,11 @@ def call(network: nn.Module, x: Input) -> Any:
         raise ValueError(f"the network cannot take a batch {got}: {why}") from error
 
 
+def reference(network: nn.Module) -> Tensor:
+    """A tensor of the dtype and on the device of a network; a network without parameters is float32 on the CPU."""
+    return next(network.parameters(), torch.empty(0))
+
+
 class Classifier(nn.Module):
     """`f(x) = W_t z(x) + b_t` with features `z` from a plain or linearised backbone and one head per name t.
 
@@ -102,8 +107,8 @@ class Classifier(nn.Module):
             raise ValueError(f"a head cannot be called {name!r}: the name is taken, empty or has a dot.")
         if outputs < 1:
             raise ValueError(f"a head needs at least one output, not {outputs}.")
-        reference = next(self.backbone.parameters())
-        layer = nn.Linear(self.feature_count, outputs, device=reference.device, dtype=reference.dtype)
+        like = reference(self.backbone)
+        layer = nn.Linear(self.feature_count, outputs, device=like.device, dtype=like.dtype)
         nn.init.zeros_(layer.weight)
         nn.init.zeros_(layer.bias)
         self.heads[name] = layer

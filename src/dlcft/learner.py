@@ -6,7 +6,7 @@ import copy
 import hashlib
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dlcft.adoption import centred_head, fitted_scale, margin_scale, split_head
 from dlcft.assembly import (
     DIRECTION_SAMPLES,
     assembled,
@@ -25,12 +26,13 @@ from dlcft.assembly import (
 )
 from dlcft.augment import Augmentation
 from dlcft.checkpoint import CheckpointError
-from dlcft.classifier import Classifier, learned_state
+from dlcft.classifier import Classifier, learned_state, reference
 from dlcft.data import Batches, Inputs, Label, Labels, Samples, to_device
 from dlcft.images import Preprocess
 from dlcft.linearize import Selection
 from dlcft.methods import Method, Ridge, Task
 from dlcft.methods.base import joined_states, split_states
+from dlcft.methods.closed_form import Origin
 from dlcft.progress import Report, reporter
 from dlcft.recipes import RECIPES, Recipe, Scenario, check_name
 from dlcft.saving import Home
@@ -108,13 +110,52 @@ class Learner:
         self.notes: dict[str, Any] = {}
         self._augment = augmented(Augmentation(self.recipe.augment))
         self._backbone = prepared(backbone, self.recipe, train, preprocess).to(self.device)
-        self._dtype = next((p.dtype for p in backbone.parameters()), None)
+        self._dtype = reference(backbone).dtype
         self._fingerprint = fingerprint(backbone)
         self._train_choice = named_selection(backbone, train)
         self._model: Classifier | None = None
         self._width: int | None = None
         self._labels: dict[str, Labels] = {}
         self._home: Home | None = None
+
+    @classmethod
+    def adopt(
+        cls,
+        model: nn.Module,
+        head: str,
+        labels: Sequence[Label],
+        data: Any = None,
+        method: str | Recipe = "dlcft-exact",
+        *,
+        weight: float = 1.0,
+        **options: Any,
+    ) -> Learner:
+        """A learner that goes on from a classifier which already knows classes.
+
+        The head is split off and brought to the scale of squared-loss targets. Closed-form methods pull to it instead
+        of to zero; trained ones start from it. A sample of old data, if there is one, is remembered as task 0. Without
+        any, nothing holds the old classes but the head itself: docs/your-own-model.md tells what that costs.
+
+        Args:
+            model: the classifier. It is copied.
+            head: the name of its last linear layer, such as "fc".
+            labels: the names of its outputs, in order.
+            data: labelled samples of these classes, see `Samples`.
+            method: see `Learner`.
+            weight: how much each of these samples counts; with a tenth of the old data at hand, 10.
+            options: of `Learner`.
+
+        Raises:
+            ValueError: when the head is not the model's last layer, or labels do not fit.
+        """
+        backbone, layer = split_head(model, head)
+        if len(labels) != layer.out_features or len(set(labels)) != len(labels):
+            raise ValueError(f"there are {len(labels)} labels; {layer.out_features} different ones are needed.")
+        if options.get("scenario", "class-il") == "task-il" or not weight > 0:
+            raise ValueError("adopt needs one head for all tasks and a positive weight.")
+        learner = cls(backbone, method, **options)
+        learner._adopt(layer, Labels(labels), data, weight)
+        return learner
 
     @property
     def model(self) -> Classifier:
@@ -342,7 +383,7 @@ class Learner:
     def _load_state(self, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
         parts = split_states(tensors, header["parts"])
         if header["width"] is not None:
-            self._assemble(torch.zeros(2, header["width"]).to(next(self._backbone.parameters())))
+            self._assemble(torch.zeros(2, header["width"]).to(reference(self._backbone)))
             assert self._model is not None
             self._model.load_state(*parts["model"])
             own, described = parts["method"]
@@ -418,6 +459,50 @@ class Learner:
             }
         )
         self.tasks += 1
+
+    @torch.no_grad()
+    def _adopt(self, layer: nn.Linear, labels: Labels, data: Any, weight: float) -> None:
+        samples = None if data is None else self.samples(data)
+        factor = margin_scale(len(labels), self.recipe.scale)
+        if samples is None:
+            self._assemble(torch.randn(2, layer.in_features, generator=self._stream("direction")).to(layer.weight))
+        else:
+            unknown = labels.unknown(samples.labels)
+            if unknown:
+                raise ValueError(f"a sample has the label {unknown[0]!r}, which is not among the model's labels.")
+            self._build(samples)
+            batches = self._batches(samples, labels.indices(samples.labels), self.recipe.batch_size)
+            logits = torch.cat([layer(first_features(self._backbone, x)).float().cpu() for x, _ in batches])
+            factor = fitted_scale(logits, batches.y, self.recipe.scale)
+        assert self._model is not None
+        self._grow(HEAD, labels)
+        own, (w, b) = self._model.head(HEAD), centred_head(layer)
+        if not self.loss.is_quadratic:
+            factor = 1.0
+        if self.recipe.method == "ridge" and self.recipe.random_features and not self.recipe.tangent_features:
+            raise ValueError("ranpac does not see the features that the head was made for; take another method.")
+        wide = torch.cat([w, w.new_zeros(len(w), own.in_features - w.shape[1])], 1)
+        own.weight.copy_(factor * wide)
+        own.bias.copy_(factor * b)
+        if isinstance(self.method, Ridge):
+            self.method.reserve(HEAD, len(labels))
+            self.method.origin = Origin(own.weight.double().cpu(), own.bias.double().cpu())
+        if samples is not None:
+            task = replace(self._context(HEAD, samples, labels), weight=weight)
+            with torch.enable_grad():
+                self.method.finish(task)
+        count = 0 if samples is None else len(samples)
+        self.history.append(
+            {
+                "task": 0,
+                "heads": [HEAD],
+                "adopted": len(labels),
+                "samples": count,
+                "loss": [],
+                "predicted_increase": None,
+            }
+        )
+        self.tasks = 1
 
     def _extended(self, head: str, samples: Samples) -> Labels:
         labels = self._labels.get(head, Labels())

@@ -20,6 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dlcft.ridge_fit import Problem, RidgePath, check_ridges
+
 Tensors = dict[str, Tensor]
 Part = tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor | None]
 
@@ -29,7 +31,6 @@ RIDGES = tuple(10 ** (k / 2) for k in range(-10, 5))
 _BLOCK = 1024  # columns of the Gram matrix at a time: only blocks on and above the diagonal are multiplied
 _CONSTANT = 1e-12  # a variance below this share of the mean square is rounding: the feature counts as constant
 _EIGEN_LIMIT = 1500  # features up to which an eigendecomposition is quick
-_PROBES = 32
 _ROUNDING = 1e-9  # how far below zero, relative to what was there, a difference of sums may fall
 
 
@@ -202,9 +203,15 @@ class RidgeSums:
 
     @torch.no_grad()
     def solve(
-        self, ridge: float, *, standardize: bool = True, balance: bool = False, scale: float = 15.0
+        self,
+        ridge: float,
+        *,
+        standardize: bool = True,
+        balance: bool = False,
+        scale: float = 15.0,
+        start: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """The minimiser V, b of `Σ w ½‖α·onehot(c) − Vφ − b‖² / Σ w + (ridge/2) ‖V diag(σ)‖²`.
+        """The minimiser V, b of `Σ w ½‖α·onehot(c) − Vφ − b‖² / Σ w + (ridge/2) ‖(V − V0) diag(σ)‖²`.
 
         The intercept b is not penalised. Features whose variance is zero get zero weight. Without a ridge, where the
         solution is not unique, it is the one of least ‖V diag(σ)‖.
@@ -222,6 +229,7 @@ class RidgeSums:
                 features together (the root of their mean variance).
             balance: see above.
             scale: α.
+            start: V0, what the ridge pulls to; zero by default.
 
         Returns:
             V (classes × features) and b (classes), in the sums' dtype.
@@ -229,35 +237,50 @@ class RidgeSums:
         Raises:
             ValueError: when there is no data, or `ridge` is negative.
         """
-        _check_ridges([ridge])
-        problem = self._problem(standardize, balance)
+        check_ridges([ridge])
+        problem = self._problem(standardize, balance, scale, start)
         diagonal = problem.matrix.diagonal()
         diagonal += ridge
         diagonal += problem.inverse == 0  # constant features: an equation 1·v = 0 of their own
         smallest = self.features * torch.finfo(diagonal.dtype).eps * float(diagonal.max())
         factor, failed = torch.linalg.cholesky_ex(problem.matrix)
         if failed or factor.diagonal().min() ** 2 <= smallest:
-            return self.path(standardize=standardize, balance=balance).solve(ridge, scale=scale)
-        return problem.raw(torch.cholesky_solve(problem.right.T, factor).T, scale)
+            path = self.path(standardize=standardize, balance=balance, scale=scale, start=start)
+            return path.solve(ridge)
+        return problem.raw(torch.cholesky_solve(problem.right.T, factor).T)
 
     @torch.no_grad()
-    def path(self, *, standardize: bool = True, balance: bool = False) -> RidgePath:
+    def path(
+        self, *, standardize: bool = True, balance: bool = False, scale: float = 15.0, start: Tensor | None = None
+    ) -> RidgePath:
         """One eigendecomposition, from which `solve` and `gcv` follow for any number of ridges."""
-        problem = self._problem(standardize, balance)
+        problem = self._problem(standardize, balance, scale, start)
         values, vectors = torch.linalg.eigh(problem.matrix)
         # Directions in which the data does not vary: their share in the right-hand side is rounding alone.
         kept = values > self.features * torch.finfo(values.dtype).eps * values[-1].clamp(min=0)
         return RidgePath(problem, values[kept], vectors[:, kept], problem.right @ vectors[:, kept], self.samples)
 
     def gcv(
-        self, ridges: Sequence[float] = RIDGES, *, standardize: bool = True, balance: bool = False, scale: float = 15.0
+        self,
+        ridges: Sequence[float] = RIDGES,
+        *,
+        standardize: bool = True,
+        balance: bool = False,
+        scale: float = 15.0,
+        start: Tensor | None = None,
     ) -> Tensor:
         """`RidgePath.gcv` of each ridge."""
-        return self.path(standardize=standardize, balance=balance).gcv(ridges, scale=scale)
+        return self.path(standardize=standardize, balance=balance, scale=scale, start=start).gcv(ridges)
 
     @torch.no_grad()
     def choose_ridge(
-        self, ridges: Sequence[float] = RIDGES, *, standardize: bool = True, balance: bool = False
+        self,
+        ridges: Sequence[float] = RIDGES,
+        *,
+        standardize: bool = True,
+        balance: bool = False,
+        scale: float = 15.0,
+        start: Tensor | None = None,
     ) -> float:
         """The ridge of the least `gcv`: good for the squared error. Accuracy tends to be best at a smaller one.
 
@@ -265,14 +288,15 @@ class RidgeSums:
         with a Cholesky factor for each ridge that is tried, and its trace is estimated from fixed random vectors.
         """
         if self.features <= _EIGEN_LIMIT:
-            return float(ridges[int(self.gcv(ridges, standardize=standardize, balance=balance).argmin())])
-        problem, ridges = self._problem(standardize, balance), sorted(ridges)
-        scores: dict[int, float] = {}
+            scores = self.gcv(ridges, standardize=standardize, balance=balance, scale=scale, start=start)
+            return float(ridges[int(scores.argmin())])
+        problem, ridges = self._problem(standardize, balance, scale, start), sorted(ridges)
+        tried: dict[int, float] = {}
 
         def score(index: int) -> float:
-            if index not in scores:
-                scores[index] = problem.gcv(ridges[index], self.samples)
-            return scores[index]
+            if index not in tried:
+                tried[index] = problem.gcv(ridges[index], self.samples)
+            return tried[index]
 
         low, high = 0, len(ridges) - 1
         while low < high:
@@ -346,8 +370,10 @@ class RidgeSums:
         if not self.weight > 0:
             raise ValueError("the sums hold no data; add samples of positive weight first.")
 
-    def _problem(self, standardize: bool, balance: bool) -> _Problem:
-        """`E[φφᵀ] − μμᵀ` and `π_c (μ_c − μ)` in standardised coordinates."""
+    def _problem(
+        self, standardize: bool = True, balance: bool = False, scale: float = 15.0, start: Tensor | None = None
+    ) -> Problem:
+        """`E[φφᵀ] − μμᵀ` and `π_c (μ_c − μ)` in standardised coordinates; from `start`, of what it leaves over."""
         self._check_not_empty()
         share = self.counts / self.weight
         seen = share > 0
@@ -365,82 +391,17 @@ class RidgeSums:
             variance = torch.full_like(variance, float(variance[varies].mean()) if varies.any() else 1.0)
         inverse = variance.rsqrt().where(varies, torch.zeros_like(variance))
         right = prior[:, None] * (means - mean) * inverse
-        return _Problem(matrix.mul_(inverse).mul_(inverse[:, None]), right, inverse, mean, prior)
-
-
-@dataclass(frozen=True, eq=False)
-class _Problem:
-    """`(matrix + ridge·I) V'ᵀ = rightᵀ` for standardised features and α = 1; `inverse` is 1/σ, 0 where constant."""
-
-    matrix: Tensor
-    right: Tensor
-    inverse: Tensor
-    mean: Tensor
-    prior: Tensor
-
-    def gcv(self, ridge: float, samples: int) -> float:
-        """As `RidgePath.gcv` for α = 1, by a Cholesky factor; the trace of the inverse by `_PROBES` random vectors."""
-        damped = self.matrix.clone()
-        damped.diagonal().add_(ridge)
-        factor, failed = torch.linalg.cholesky_ex(damped)
-        if failed:
-            return math.inf
-        generator = torch.Generator().manual_seed(0)
-        probes = torch.randint(0, 2, (len(damped), _PROBES), generator=generator).to(damped) * 2 - 1
-        solved = torch.cholesky_solve(torch.cat([self.right.T, probes], 1), factor)
-        weight, inverse = solved[:, : len(self.right)].T, solved[:, len(self.right) :]
-        varying = int((self.inverse > 0).sum())  # a constant feature adds 1/ridge to the trace, and no freedom
-        trace = float((probes * inverse).sum() / _PROBES) - (len(damped) - varying) / ridge
-        residual = float((self.prior * (1 - self.prior)).sum() - (weight * self.right).sum())
-        residual -= ridge * float(weight.square().sum())
-        left = 1 - (1 + varying - ridge * trace) / samples
-        return 0.5 * max(residual, 0.0) / left**2 if left > 0 else math.inf
-
-    def raw(self, standardised: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-        """V and b for the features as they come."""
-        weight = scale * standardised * self.inverse
-        return weight, scale * self.prior - weight @ self.mean
-
-
-@dataclass(frozen=True, eq=False)
-class RidgePath:
-    """The solutions for all ridges: see `RidgeSums.path`."""
-
-    problem: _Problem
-    values: Tensor
-    vectors: Tensor
-    projected: Tensor
-    samples: int
-
-    def solve(self, ridge: float, *, scale: float = 15.0) -> tuple[Tensor, Tensor]:
-        """As `RidgeSums.solve`."""
-        _check_ridges([ridge])
-        return self.problem.raw(self.projected / (self.values + ridge) @ self.vectors.T, scale)
-
-    def gcv(self, ridges: Sequence[float], *, scale: float = 15.0) -> Tensor:
-        """Generalised cross-validation, `loss / (1 − df/n)²`: an estimate of the mean loss on unseen data.
-
-        The degrees of freedom, intercept included, are `df = 1 + Σ_j λ_j/(λ_j + ridge)`, λ the eigenvalues; n is the
-        number of samples. With weights or balance the loss is the weighted one.
-
-        Raises:
-            ValueError: when a ridge is not positive.
-        """
-        _check_ridges(ridges, positive=True)
-        damped = self.values + self.values.new_tensor(ridges)[:, None]
-        energy = self.projected.square().sum(0)
-        explained = (energy * (2 - self.values / damped) / damped).sum(1)
-        residual = (self.problem.prior * (1 - self.problem.prior)).sum() - explained
-        freedom = 1 + (self.values / damped).sum(1)
-        left = (1 - freedom / self.samples).clamp(min=0)
-        score: Tensor = 0.5 * scale**2 * residual.clamp(min=0) / left.square()
-        return score.nan_to_num(nan=math.inf)  # 0/0: as many degrees of freedom as samples
-
-
-def _check_ridges(ridges: Sequence[float], *, positive: bool = False) -> None:
-    for ridge in ridges:
-        if not 0 <= ridge < math.inf or (positive and ridge == 0):
-            raise ValueError(f"ridge is {ridge}; it must be finite and {'positive' if positive else 'not negative'}.")
+        matrix.mul_(inverse).mul_(inverse[:, None])
+        energy = float((prior * (1 - prior)).sum())
+        if start is None:
+            return Problem(matrix, right, inverse, mean, prior, energy, scale, None)
+        if start.shape != right.shape:
+            raise ValueError(f"start has shape {tuple(start.shape)}; {tuple(right.shape)} is needed.")
+        start = start.to(matrix)
+        from_there = start / scale / inverse.where(varies, torch.ones_like(inverse)) * varies
+        explained = from_there @ matrix
+        energy += float(((explained - 2 * right) * from_there).sum())
+        return Problem(matrix, right - explained, inverse, mean, prior, energy, scale, start * varies)
 
 
 def _mirror(gram: Tensor) -> None:

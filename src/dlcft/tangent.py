@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from dlcft.classifier import Input, call
+from dlcft.classifier import Input, call, reference
 from dlcft.estimators.grams import Layer
 from dlcft.estimators.rows import backward, find_layers, per_sample_gradients, recording
 from dlcft.linearize import Frozen, Selection, choose_output, select
@@ -78,7 +78,7 @@ class FrozenFeatures(Frozen):
     def __init__(self, backbone: nn.Module, width: int, *, random: int = 0, seed: int = 0) -> None:
         super().__init__()
         self.base = copy.deepcopy(backbone).eval().requires_grad_(False)
-        weight = _random(random, width, generator=torch.Generator().manual_seed(seed)).to(_reference(self.base))
+        weight = _random(random, width, generator=torch.Generator().manual_seed(seed)).to(reference(self.base))
         self.register_buffer("weight", weight if random else None)
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
@@ -143,7 +143,7 @@ class TangentFeatures(Frozen):
     ) -> None:
         super().__init__()
         self.base = fold_batchnorm(backbone).eval().requires_grad_(False)
-        if _convolves_many_channels(self.base):
+        if _may_be_channels_last(self.base):
             self.base.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         parameters = dict(self.base.named_parameters())
         self.trainable = select(parameters, train)
@@ -154,7 +154,7 @@ class TangentFeatures(Frozen):
         matrices = {f"{name}.weight" for name, module in self.base.named_modules() if isinstance(module, Layer)}
         wanted = attention | matrices if train is None else set(parameters)
         self.others = [name for name in self.trainable if name in wanted - covered]
-        like = _reference(self.base)
+        like = reference(self.base)
         generator = torch.Generator().manual_seed(seed)
         if directions.dim() != 2 or not len(directions):
             raise ValueError(f"directions have shape {tuple(directions.shape)}; (how many × length of z) is needed.")
@@ -273,18 +273,18 @@ def _attention_weights(network: nn.Module) -> set[str]:
     return {f"{owner}.{name}".lstrip(".") for owner in owners for name in names}
 
 
-def _convolves_many_channels(network: nn.Module) -> bool:
-    """Whether channels_last pays. With fewer than 8 channels torch's own backward pass has crashed in it."""
+def _may_be_channels_last(network: nn.Module) -> bool:
+    """Whether channels_last pays and is safe.
+
+    Torch's backward pass of a strided 1×1 convolution with fewer than 8 input channels writes past its memory there.
+    """
     convolutions = [module for module in network.modules() if isinstance(module, nn.Conv2d)]
-    return bool(convolutions) and all(len(layer.weight) >= 8 for layer in convolutions)
+    unsafe = [c for c in convolutions if c.kernel_size == (1, 1) and c.stride != (1, 1) and c.weight.shape[1] < 8]
+    return bool(convolutions) and not unsafe
 
 
 def _random(*shape: int, generator: torch.Generator) -> Tensor:
     return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-
-def _reference(network: nn.Module) -> Tensor:
-    return next(network.parameters())
 
 
 def _flat(name: str) -> str:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from dlcft.augment import Augmentation
-from dlcft.classifier import Classifier, Input
+from dlcft.classifier import Classifier, Input, reference
 from dlcft.data import Batches, to_device
 from dlcft.methods import Batch, Method, Task
 from dlcft.progress import Progress, Report
@@ -74,7 +74,7 @@ class Training:
     ) -> None:
         self.model, self.method, self.tasks, self.recipe, self.streams = model, method, tasks, recipe, streams
         self.amp, self.batchnorm = amp, batchnorm
-        self.device = next(model.parameters()).device
+        self.device = reference(model).device
         self.params = {name: p for task in tasks for name, p in model.params(task.head).items()}
         self.optimizer = _optimizer(recipe, list(self.params.values()))
         self.steps = recipe.epochs * sum(-(-task.samples // recipe.batch_size) for task in tasks)

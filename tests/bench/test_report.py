@@ -11,7 +11,7 @@ import pytest
 
 from dlcft.bench.experiment import Experiment, Result
 from dlcft.bench.report import Spread, read_results, summarise, to_csv, to_html, to_latex, to_markdown
-from dlcft.bench.report.figures import PALETTE, curve, increase
+from dlcft.bench.report.figures import LEVEL, PALETTE, curve, increase, probe
 from dlcft.bench.report.summary import labels, sections
 
 ENVIRONMENT = {
@@ -175,7 +175,28 @@ def test_of_several_references_the_one_trained_alike_then_the_best():
     assert row_of(rows, "ewc").recovered == pytest.approx((0.6 - 0.4) / (0.9 - 0.4))
     nones = [row for row in rows if row.experiment.method == "none"]
     assert len(set(labels(nones))) == 3
-    assert "epochs=9" in labels(nones)[-1] or "epochs=9" in "".join(labels(nones))
+    assert sum("epochs=9" in label for label in labels(nones)) == 1
+
+
+def test_names_of_variants_say_what_differs_or_are_numbered():
+    def named(*settings):
+        return labels(summarise([made(replace(NEW_CLASSES, method="ewc", settings=one), 0.5) for one in settings]))
+
+    assert named({"epochs": 3}) == ["ewc"]
+    assert named({"epochs": 3, "strength": 2.0}, {"epochs": 3}) == ["ewc (strength=2.0)", "ewc (strength=1.0)"]
+    long = [{"curvature_samples": count, "lr": 0.125, "strength": 2.0 * count} for count in (1, 2)]
+    assert named(*long) == ["ewc [1]", "ewc [2]"]
+    assert named({}, {"strength": 1.0}) == ["ewc [1]", "ewc [2]"]
+
+
+def test_what_is_looked_at_is_no_condition():
+    base = replace(NEW_CLASSES, method="ewc")
+    probed = made(replace(base, method="none", knn=2, evaluate_every=2), 0.5)
+    probed.history[-1]["knn"] = 0.625
+    (section,) = sections(summarise([made(base, 0.5), probed]))
+    assert [(task, spread.mean) for task, spread in probe(section[0])] == [(5, 0.625)]
+    assert "nearest neighbours over tasks" in to_html([probed])
+    assert "nearest neighbours over tasks" not in to_html([made(base, 0.5)])
 
 
 def test_rows_share_a_section_only_under_the_same_conditions(results):
@@ -355,6 +376,6 @@ def test_colours_can_be_seen_on_both_grounds():
         return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
     dark = luminance("#14171b")
-    for colour in PALETTE:
+    for colour in (*PALETTE, LEVEL):
         assert 1.05 / (luminance(colour) + 0.05) >= 3, colour
         assert (luminance(colour) + 0.05) / (dark + 0.05) >= 3, colour

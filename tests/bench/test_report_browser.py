@@ -25,7 +25,7 @@ def browser():
 @pytest.fixture(scope="module")
 def address(tmp_path_factory):
     path = tmp_path_factory.mktemp("report") / "report.html"
-    long = Experiment(dataset="a-data-set-with-a-name-that-no-telephone-can-show-in-one-line-" * 2, tasks=2)
+    long = Experiment(dataset="the-data-set-with-a-name-that-no-telephone-can-show-in-one-line-" * 2, tasks=2)
     results = several(NEW_CLASSES) + several(SPLIT, seeds=(0,)) + [made(long, 0.5)]
     path.write_text(to_html(results, paper=PAPER, warnings=["runs/" + "x" * 200 + ".json is no result."]))
     return path.as_uri()

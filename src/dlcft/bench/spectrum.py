@@ -210,7 +210,7 @@ class _Probe:
         learner, (x, y) = self.learner, self.train
         places = {label: place for place, label in enumerate(learner.labels())}
         labels = torch.tensor([places[label] for label in y.tolist()])
-        batches: Batches = learner._batches(learner._samples((x, y)), labels, 256)
+        batches: Batches = learner._batches(learner.samples((x, y)), labels, 256)
         generator = torch.Generator().manual_seed(self.spectrum.seed)
         iterations = self.spectrum.iterations
         return largest_eigenvalue(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -56,8 +57,9 @@ def run(
     dataset: str = "digits",
     scenario: Scenario = "data-il",
     tasks: int = 2,
-    method: str = "dlcft-exact",
+    method: Annotated[list[str] | None, Parameter(name="--method")] = None,
     seed: int = 0,
+    seeds: int = 1,
     backbone: str = "shipped",
     weights: str | None = None,
     width: int | None = None,
@@ -71,9 +73,11 @@ def run(
     data: Path | None = None,
     download: bool = False,
     out: Path = Path("runs"),
+    jobs: int = 1,
+    executor: Literal["slurm", "local"] | None = None,
     as_json: Annotated[bool, Parameter(name="--json")] = False,
 ) -> None:
-    """Run one method on one stream of tasks and write the result as JSON; it is never computed twice.
+    """Run methods on a stream of tasks and write each result as JSON; none is computed twice.
 
     Example: dlcft run --dataset digits --scenario class-il --tasks 5 --method dlcft --set epochs=2
 
@@ -86,9 +90,11 @@ def run(
     tasks
         How many.
     method
-        A name that `dlcft list methods` shows.
+        A name that `dlcft list methods` shows, dlcft-exact by default; may be repeated.
     seed
         Of the split and of training.
+    seeds
+        How many seeds, counted up from that one.
     backbone
         A name that `dlcft list backbones` shows.
     weights
@@ -115,18 +121,22 @@ def run(
         Fetch the data set if it is not there.
     out
         The folder of results.
+    jobs
+        How many to run at once on this machine.
+    executor
+        Hand them to a cluster (slurm), or to processes here (local), through submitit.
     as_json
-        Print the whole result.
+        Print the whole results, one a line.
     """
     from dlcft.bench.datasets import load
+    from dlcft.bench.executor import run_all
     from dlcft.bench.experiment import Experiment
-    from dlcft.bench.experiment import run as run_experiment
 
-    experiment = Experiment(
+    positive("--seeds", seeds)
+    base = Experiment(
         dataset=dataset,
         scenario=scenario,
         tasks=tasks,
-        method=method,
         seed=seed,
         backbone=backbone,
         width=width,
@@ -136,16 +146,29 @@ def run(
         turn=turn,
         validate=validate,
         evaluate_every=evaluate_every,
-        settings=dict(setting(text) for text in set_ or []),
     )
+    settings = dict(setting(text) for text in set_ or [])
+    experiments = [
+        replace(base, method=name, seed=seed + number, settings=settings)
+        for name in method or ["dlcft-exact"]
+        for number in range(seeds)
+    ]
     if download:
         load(dataset, data, download=True)
-    quiet = {"report": lambda line: None} if as_json else {"report": lambda line: print(line, file=sys.stderr)}
-    result = run_experiment(experiment, out, data=data, weights=weights, **quiet)
-    if as_json:
-        print(json.dumps(result.to_dict()))
-    else:
-        print(f"{result.accuracy:.2%}  {out / experiment.file}")
+    results = run_all(
+        experiments,
+        out,
+        data=data,
+        weights=weights,
+        jobs=jobs,
+        executor=executor,
+        report=lambda line: None if as_json else print(line, file=sys.stderr),
+    )
+    for result in results:
+        if as_json:
+            print(json.dumps(result.to_dict()))
+        else:
+            print(f"{result.accuracy:.2%}  {out / result.experiment.file}")
 
 
 def list_(

@@ -33,6 +33,7 @@ class Task:
         samples: how many.
         augment: what training does to a batch of inputs.
         generator: gives the random stream of a purpose.
+        weight: how much the task counts in memory, where 1 is usual.
     """
 
     model: Classifier
@@ -42,6 +43,7 @@ class Task:
     samples: int
     augment: Augment
     generator: Callable[[str], torch.Generator]
+    weight: float = 1.0
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,6 +33,23 @@ from dlcft.ridge import Part, RidgeSums
 ACCURACY_SHARE = 10**-0.5
 
 
+@dataclass(frozen=True, eq=False)
+class Origin:
+    """What the ridge pulls to, and what is answered while there is no data: a head that was adopted.
+
+    Attributes:
+        weight: V0, outputs × features, of the first columns; later ones start from zero.
+        bias: used only as long as nothing was learned.
+    """
+
+    weight: Tensor
+    bias: Tensor
+
+    def state(self) -> State:
+        """Tensors, and a header that JSON can hold."""
+        return {"weight": self.weight, "bias": self.bias}, {}
+
+
 @dataclass(eq=False)
 class Ridge(Method):
     """Exact for any order and split of the data: no learning rate, no epochs, nothing to tune but the ridge.
@@ -45,6 +63,7 @@ class Ridge(Method):
         weigh_by: "samples" or "tasks" (each task counts the same).
         scale: α of the targets.
         balance: see `RidgeSums.solve`.
+        origin: what the ridge pulls to, or None for zero.
     """
 
     ridge: float | None = None
@@ -55,6 +74,7 @@ class Ridge(Method):
     columns: dict[str, list[int]] = field(default_factory=dict)
     before: RidgeSums | None = None
     solved: bool = True
+    origin: Origin | None = None
 
     trains = False
 
@@ -67,7 +87,7 @@ class Ridge(Method):
         layer = task.model.head(task.head)
         columns = self.reserve(task.head, layer.out_features)
         before = self.sums or RidgeSums.empty(layer.in_features, device=_sums_device(layer.weight.device))
-        weight = 1 / task.samples if self.weigh_by == "tasks" else 1.0
+        weight = task.weight / task.samples if self.weigh_by == "tasks" else task.weight
         total = before.extend(_rows(task.model, columns, task.batches, weight))
         self._keep(total, self.sums)
 
@@ -99,7 +119,7 @@ class Ridge(Method):
     @torch.no_grad()
     def settle(self, model: Classifier) -> None:
         """Solve, unless that has been done since something was learned."""
-        if self.solved or self.sums is None:
+        if self.solved:
             return
         weight, bias = self._solution(self.sums)
         for head, columns in self.columns.items():
@@ -117,13 +137,14 @@ class Ridge(Method):
 
     def state(self) -> State:
         """The sums."""
-        tensors, header = joined_states(sums=self.sums)
+        tensors, header = joined_states(sums=self.sums, origin=self.origin)
         return tensors, {"parts": header, "columns": self.columns, "solved": self.solved}
 
     def load_state(self, tensors: Tensors, header: Header, model: Classifier) -> None:
         """See `Method`."""
         parts = split_states(tensors, header["parts"])
         self.sums = RidgeSums.from_state(*parts["sums"]) if "sums" in parts else None
+        self.origin = Origin(**parts["origin"][0]) if "origin" in parts else None
         self.columns, self.solved, self.before = header["columns"], header["solved"], None
 
     def _keep(self, sums: RidgeSums, before: RidgeSums | None) -> None:
@@ -132,11 +153,17 @@ class Ridge(Method):
         self.before = before
         self.solved = False
 
-    def _solution(self, sums: RidgeSums) -> tuple[Tensor, Tensor]:
-        ridge = self.ridge
-        if ridge is None:
-            ridge = ACCURACY_SHARE * sums.choose_ridge(balance=self.balance)
-        return sums.solve(ridge, scale=self.scale, balance=self.balance)
+    def _solution(self, sums: RidgeSums | None) -> tuple[Tensor, Tensor]:
+        if sums is None or not sums.samples:
+            if self.origin is None:
+                raise ValueError("everything that was learned has been forgotten; there is nothing to predict from.")
+            return self.origin.weight, self.origin.bias
+        options: dict[str, Any] = {"balance": self.balance, "scale": self.scale}
+        if self.origin is not None:
+            more = sums.classes - len(self.origin.weight)
+            options["start"] = torch.cat([self.origin.weight, self.origin.weight.new_zeros(more, sums.features)])
+        ridge = ACCURACY_SHARE * sums.choose_ridge(**options) if self.ridge is None else self.ridge
+        return sums.solve(ridge, **options)
 
 
 def _sums_device(device: torch.device) -> torch.device:

@@ -114,4 +114,4 @@ class Quadratic(Method):
         return task.model.params(task.head if self.include_head else None)
 
     def _weight(self, task: Task) -> float:
-        return float(task.samples) if self.weigh_by == "samples" else 1.0
+        return task.weight * (task.samples if self.weigh_by == "samples" else 1.0)

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Each has a contrast of at least 3 with a white page and with a nearly black one.
-PALETTE = ("#3b82d6", "#dd6128", "#2e9a59", "#cf4b86", "#8a6fd6", "#a87f12", "#17969f", "#d14545", "#7d8590", "#a3684b")
+PALETTE = ("#3b82d6", "#dd6128", "#2e9a59", "#cf4b86", "#8a6fd6", "#a87f12", "#17969f", "#d14545", "#a3684b", "#6b8e23")
+LEVEL = "#7d8590"
 # matplotlib's name of a marker, and the same in a legend's box of 24 × 12
 MARKERS = {
     "o": "M12 2.5a3.5 3.5 0 1 0 .01 0z",
@@ -43,16 +45,21 @@ class Style:
     """How a row is drawn, the same in every figure of a section.
 
     Attributes:
-        colour: one of `PALETTE`.
+        colour: one of `PALETTE`, or `LEVEL`.
         marker: one of `MARKERS`.
-        dashed: a level that all tasks together reach, not a curve.
+        dashes: of a level that all tasks together reach; none for a curve.
         hollow: training had not converged.
     """
 
     colour: str
     marker: str
-    dashed: bool
+    dashes: tuple[float, ...]
     hollow: bool
+
+    @property
+    def fill(self) -> str:
+        """The marker's inside."""
+        return "none" if self.hollow else self.colour
 
     @property
     def outline(self) -> str:
@@ -60,34 +67,35 @@ class Style:
         return MARKERS[self.marker]
 
 
-def style(row: Row, place: int) -> Style:
-    """Of the row whose method has this place among all methods of a report."""
-    marker = list(MARKERS)[place % len(MARKERS)]
-    return Style(PALETTE[place % len(PALETTE)], marker, row.experiment.joint, bool(row.unconverged))
+def style(row: Row, place: int, variant: int) -> Style:
+    """Of a row whose method has this place among the methods of a report, and this one among its variants."""
+    marker = list(MARKERS)[(place + variant) % len(MARKERS)]
+    if row.experiment.joint:
+        return Style(LEVEL, marker, (1.5, 2) if row.recipe.linear else (6, 3), bool(row.unconverged))
+    return Style(PALETTE[place % len(PALETTE)], marker, (), bool(row.unconverged))
 
 
-def curves(section: Sequence[Row], styles: Sequence[Style], identity: str, label: str) -> str:
+def curves(
+    section: Sequence[Row],
+    styles: Sequence[Style],
+    points: Callable[[Row], list[tuple[int, Spread]]],
+    identity: str,
+    *,
+    axis: str,
+    label: str,
+) -> str:
     """Accuracy over tasks: the mean over seeds and a band of one standard deviation; Joint as a level."""
-    with _drawing():
-        figure, axes = _axes(5.4, 3.3)
+    with _drawing(size=10):
+        figure, axes = _axes(5.2, 3.3)
+        last = 1
         for index, (row, drawn) in enumerate(zip(section, styles, strict=True)):
-            name = f"{identity}-row-{index}"
-            fill = "none" if drawn.hollow else drawn.colour
-            if drawn.dashed:
-                level = 100 * row.accuracy.mean
-                axes.axhline(level, color=drawn.colour, linestyle=(0, (5, 3)), linewidth=1.6, gid=name)
-                continue
-            points = curve(row)
-            tasks, means = [task for task, _ in points], [100 * spread.mean for _, spread in points]
-            shape = {"marker": drawn.marker, "markersize": 5, "markerfacecolor": fill}
-            axes.plot(tasks, means, color=drawn.colour, linewidth=1.6, gid=name, **shape)  # type: ignore[arg-type]
-            if len(row.results) > 1:
-                low = [100 * (spread.mean - (spread.sd or 0)) for _, spread in points]
-                high = [100 * (spread.mean + (spread.sd or 0)) for _, spread in points]
-                axes.fill_between(tasks, low, high, color=drawn.colour, alpha=0.14, linewidth=0, gid=f"{name}-band")
+            known = points(row)
+            if known:
+                last = max(last, known[-1][0])
+                _curve(axes, known, drawn, f"{identity}-row-{index}")
         axes.set_xlabel("tasks learned")
-        axes.set_ylabel("accuracy, %")
-        _whole_numbers(axes, section[0].experiment.tasks)
+        axes.set_ylabel(axis)
+        _whole_numbers(axes, last)
         axes.grid(axis="y", color="#808080", alpha=0.25, linewidth=0.6)
         return _svg(figure, identity, label)
 
@@ -99,17 +107,8 @@ def heat_map(matrix: Tensor, identity: str, label: str) -> str:
         from matplotlib import colormaps
 
         figure, axes = _axes(2.1, 2.1, left=0.17, right=0.98, bottom=0.17, top=0.98)
-        cells = axes.pcolormesh(
-            torch.where(matrix.isnan(), torch.zeros(()), matrix).numpy(),
-            cmap="viridis",
-            vmin=0,
-            vmax=1,
-            alpha=(~matrix.isnan()).double().numpy(),
-            edgecolors="none",
-            linewidth=0,
-            rasterized=tasks > _SHARP,
-        )
-        cells.set_antialiased(False)
+        shown = np.ma.masked_invalid(matrix.numpy())
+        axes.pcolormesh(shown, cmap="viridis", vmin=0, vmax=1, edgecolors="none", rasterized=tasks > _SHARP)
         for row, column in (~matrix.isnan()).nonzero().tolist() if tasks <= _FEW else []:
             value = float(matrix[row, column])
             red, green, blue, _ = colormaps["viridis"](value)
@@ -163,9 +162,8 @@ def increases(section: Sequence[Row], styles: Sequence[Style], identity: str, la
     with _drawing():
         figure, axes = _axes(4.6, 3.1)
         for pairs, drawn in zip(measured, styles, strict=True):
-            fill = "none" if drawn.hollow else drawn.colour
             x, y = [x for x, _ in pairs], [y for _, y in pairs]
-            axes.plot(x, y, drawn.marker, color=drawn.colour, markersize=5, markerfacecolor=fill)
+            axes.plot(x, y, drawn.marker, color=drawn.colour, markersize=5, markerfacecolor=drawn.fill)
         predicted, found = ([pair[side] for pairs in measured for pair in pairs] for side in (0, 1))
         if has_losses(section):
             ends = min(predicted + found), max(predicted + found)
@@ -184,9 +182,12 @@ def increases(section: Sequence[Row], styles: Sequence[Style], identity: str, la
 
 def curve(row: Row) -> list[tuple[int, Spread]]:
     """Accuracy after so many tasks over seeds, where every seed was tested."""
-    every = [dict(result.curve) for result in row.results]
-    spreads = [(task, Spread.of(values.get(task) for values in every)) for task in every[0]]
-    return [(task, spread) for task, spread in spreads if spread is not None]
+    return _over_seeds([result.curve for result in row.results])
+
+
+def probe(row: Row) -> list[tuple[int, Spread]]:
+    """The same of the features' nearest neighbours."""
+    return _over_seeds([result.knn for result in row.results])
 
 
 def mean_matrix(row: Row) -> Tensor | None:
@@ -216,7 +217,34 @@ def increase(row: Row, *, in_loss: bool) -> list[tuple[float, float]]:
     return found
 
 
-def _drawing() -> AbstractContextManager[Any]:
+def _over_seeds(curves: Sequence[Sequence[tuple[int, float]]]) -> list[tuple[int, Spread]]:
+    every = [dict(one) for one in curves]
+    spreads = [(task, Spread.of(values.get(task) for values in every)) for task in every[0]]
+    return [(task, spread) for task, spread in spreads if spread is not None]
+
+
+def _curve(axes: Axes, points: Sequence[tuple[int, Spread]], drawn: Style, name: str) -> None:
+    tasks, means = [task for task, _ in points], [100 * spread.mean for _, spread in points]
+    if drawn.dashes:
+        axes.axhline(means[-1], color=drawn.colour, linestyle=(0, drawn.dashes), linewidth=1.6, gid=name)
+        return
+    axes.plot(
+        tasks,
+        means,
+        color=drawn.colour,
+        linewidth=1.6,
+        marker=drawn.marker,
+        markersize=5,
+        markerfacecolor=drawn.fill,
+        markevery=math.ceil(len(tasks) / 20),
+        gid=name,
+    )
+    if all(spread.sd is not None for _, spread in points):
+        low, high = ([100 * (spread.mean + side * (spread.sd or 0)) for _, spread in points] for side in (-1, 1))
+        axes.fill_between(tasks, low, high, color=drawn.colour, alpha=0.14, linewidth=0, gid=f"{name}-band")
+
+
+def _drawing(size: float = 9) -> AbstractContextManager[Any]:
     import matplotlib as mpl
 
     return mpl.rc_context(
@@ -227,7 +255,7 @@ def _drawing() -> AbstractContextManager[Any]:
             "axes.spines.right": False,
             "axes.spines.top": False,
             "font.family": ["DejaVu Sans"],
-            "font.size": 9,
+            "font.size": size,
             "svg.fonttype": "none",
             "svg.hashsalt": "dlcft",
             "text.color": _INK,

@@ -34,7 +34,7 @@ def to_html(
     every = list(results)
     found = found_sections(every)
     used = {row.experiment.method for section in found for row in section}
-    places = {method: place for place, method in enumerate(method for method in RECIPES if method in used)}
+    places = {method: place for place, method in enumerate(sorted(used, key=_order))}
     text = (resources.files("dlcft.bench.report") / "page.html.jinja").read_text(encoding="utf-8")
     template = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     return template.from_string(text).render(
@@ -52,13 +52,16 @@ def _section(rows: Sequence[Row], identity: str, places: dict[str, int], paper: 
     # the most accurate first: the table, the legend and the bars then have one order
     rows = sorted(rows, key=lambda row: -row.accuracy.mean)
     names, top = labels(rows), best(rows)
-    styles = [figures.style(row, places[row.experiment.method]) for row in rows]
+    methods = [row.experiment.method for row in rows]
+    styles = [
+        figures.style(row, places[method], methods[:place].count(method))
+        for place, (row, method) in enumerate(zip(rows, methods, strict=True))
+    ]
     shown = columns(rows, paper)
     name = heading(rows[0])
     entries = [
         {
             "name": label,
-            "method": row.experiment.method,
             "settings": row.settings,
             "style": drawn,
             "best": row is top,
@@ -95,8 +98,23 @@ def _figures(
     sizes = [row.state_bytes.mean for row in rows]
     return {
         "curves": figures.curves(
-            rows, styles, f"{identity}-curves", f"Accuracy over tasks, {name}. In the end: {final}"
+            rows,
+            styles,
+            figures.curve,
+            f"{identity}-curves",
+            axis="accuracy, %",
+            label=f"Accuracy over tasks, {name}. In the end: {final}",
         ),
+        "probe": figures.curves(
+            rows,
+            styles,
+            figures.probe,
+            f"{identity}-probe",
+            axis="k-NN accuracy, %",
+            label=f"Accuracy of the features' nearest neighbours over tasks, {name}",
+        )
+        if any(figures.probe(row) for row in rows)
+        else None,
         "heat_maps": [
             (label, figures.heat_map(matrix, f"{identity}-map-{place}", f"Accuracy matrix of {label}, {name}"))
             for place, (label, matrix) in enumerate(matrices)
@@ -123,6 +141,11 @@ def _figures(
             label=f"Size of the saved state of each method, {name}",
         ),
     }
+
+
+def _order(method: str) -> tuple[bool, int]:
+    """Joint training last: it is drawn as a level and needs no colour of its own."""
+    return method.startswith("joint"), list(RECIPES).index(method)
 
 
 def _total(result: Result, part: str) -> float:

@@ -19,10 +19,14 @@ from dlcft.recipes import RECIPES, Recipe
 _log = logging.getLogger(__name__)
 
 # What differs between the rows of one section; every other field of an experiment is a condition that they share.
-_OWN = ("method", "seed", "evaluate_every", "settings")
+_MEASURED = ("evaluate_every", "knn")  # what is looked at, which changes nothing in the end
+_OWN = ("method", "seed", "settings", *_MEASURED)
+_LONG = 26  # characters of a name in a figure
 _MODEL = ("linear", "strict", "loss")
-_TRAINING = ("scale", "optimizer", "lr", "momentum", "weight_decay", "schedule", "epochs", "batch_size", "clip")
-_TRAINING += ("augment", "head", "batchnorm")
+_TRAINING = (
+    *("optimizer", "lr", "momentum", "weight_decay", "schedule", "epochs", "batch_size", "clip", "augment"),
+    *("scale", "head", "batchnorm"),
+)
 
 
 @dataclass(frozen=True)
@@ -185,17 +189,22 @@ def conditions(row: Row) -> str:
 
 
 def labels(section: Sequence[Row]) -> list[str]:
-    """A name for each row of a section: the method, and where that is not enough, the settings that differ."""
-    names = []
-    for row in section:
-        rivals = [other.experiment for other in section if other.experiment.method == row.experiment.method]
-        changed = sorted({name for rival in rivals for name in rival.settings})
-        differ = [name for name in changed if len({repr(rival.settings.get(name)) for rival in rivals}) > 1]
-        parts = [f"{name}={getattr(row.recipe, name)}" for name in differ]
-        if len({rival.evaluate_every for rival in rivals}) > 1:
-            parts.append(f"evaluate_every={row.experiment.evaluate_every}")
-        names.append(f"{row.experiment.method} ({', '.join(parts)})" if parts else row.experiment.method)
-    return names
+    """A name for each row of a section: the method, and where that is not enough, what differs, or else a number."""
+    names: dict[str, list[str]] = {}
+    for method in dict.fromkeys(row.experiment.method for row in section):
+        rivals = [row for row in section if row.experiment.method == method]
+        changed = sorted({name for row in rivals for name in row.experiment.settings})
+        settings = [{name: getattr(row.recipe, name) for name in changed} for row in rivals]
+        looked = [{name: getattr(row.experiment, name) for name in _MEASURED} for row in rivals]
+        every = [one | other for one, other in zip(settings, looked, strict=True)]
+        differ = [name for name in every[0] if len({repr(values[name]) for values in every}) > 1]
+        found = [f"{method} ({', '.join(f'{name}={values[name]}' for name in differ)})" for values in every]
+        if len(rivals) == 1:
+            found = [method]
+        elif len(set(found)) < len(found) or max(map(len, found)) > _LONG:
+            found = [f"{method} [{place}]" for place in range(1, len(found) + 1)]
+        names[method] = found
+    return [names[row.experiment.method].pop(0) for row in section]
 
 
 def _checked(result: Result, path: Path) -> Result:

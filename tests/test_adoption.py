@@ -1,0 +1,99 @@
+"""A classifier that already knows classes is taken over, and holds them when new ones come."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from dlcft import Learner
+from dlcft.adoption import fitted_scale, margin_scale, split_head
+from dlcft.checkpoint import state_digest
+from tests.test_learner import Net, data
+
+
+def trained():
+    """A softmax classifier of four classes, trained as people do."""
+    torch.manual_seed(0)
+    model = nn.Sequential(Net().eval(), nn.Linear(6, 4))
+    x, y = data([0, 1, 2, 3], n=200)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    for _ in range(60):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    return model.eval().requires_grad_(False)
+
+
+MODEL = trained()
+TEST = data([0, 1, 2, 3], n=400, seed=5)
+SAMPLE = data([0, 1, 2, 3], n=24, seed=6)
+LABELS = [0, 1, 2, 3]
+SETTINGS = {
+    "dlcft-exact": {"tangent_features": 64, "random_features": 16},
+    "tangent": {"tangent_features": 64},
+    "ridge": {},
+    "dlcft": {"epochs": 3},
+    "ewc": {"epochs": 2},
+}
+
+
+def accuracy(learner, pair=TEST):
+    return learner.evaluate(pair)["accuracy"]
+
+
+def original():
+    return float((MODEL(TEST[0]).argmax(1) == TEST[1]).double().mean())
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("sample", [SAMPLE, None], ids=["sample", "none"])
+def test_as_good_as_before_and_old_classes_hold(name, sample, tmp_path):
+    before = copy.deepcopy(MODEL.state_dict())
+    learner = Learner.adopt(MODEL, "1", LABELS, sample, name, weight=4.0, device="cpu", **SETTINGS[name])
+    assert all(torch.equal(t, before[key]) for key, t in MODEL.state_dict().items())
+    assert accuracy(learner) >= original() - 0.01
+    assert (learner.labels(), learner.tasks) == (LABELS, 1)
+    learner.learn(data([4, 5], n=40, seed=7))
+    learner.learn(data([6, 0], n=40, seed=8))
+    assert learner.labels() == [0, 1, 2, 3, 4, 5, 6]
+    if sample is not None and name in ("dlcft-exact", "tangent", "ridge"):
+        assert accuracy(learner) >= original() - 0.05
+        assert accuracy(learner, data([4, 5, 6], n=60, seed=9)) > 0.8
+    learner.save(tmp_path)
+    backbone, _ = split_head(MODEL, "1")
+    loaded = Learner.load(tmp_path, backbone, device="cpu")
+    assert torch.equal(loaded.outputs(TEST[0]), learner.outputs(TEST[0]))
+    assert state_digest(*loaded._state()) == state_digest(*learner._state())
+
+
+def test_the_head_without_a_sample_is_the_old_one():
+    learner = Learner.adopt(MODEL, "1", LABELS, None, "ridge")
+    expected = MODEL(TEST[0])
+    found = learner.outputs(TEST[0])
+    centred = expected - expected.mean(1, keepdim=True)
+    assert torch.allclose(found, margin_scale(4, 15.0) * centred, atol=1e-4)
+
+
+def test_the_scale_is_that_of_the_targets():
+    y = torch.arange(12) % 3
+    logits = 0.2 * nn.functional.one_hot(y, 3).double() + 7
+    assert fitted_scale(logits, y, 15.0) == pytest.approx(75)
+
+
+@pytest.mark.parametrize(
+    ("action", "message"),
+    [
+        (lambda: Learner.adopt(MODEL, "fc", LABELS), "no linear layer 'fc'; its last linear layer is '1'"),
+        (lambda: Learner.adopt(MODEL, "1", [0, 1]), "there are 2 labels; 4 different ones"),
+        (lambda: Learner.adopt(MODEL, "1", [0, 1, 2, 2]), "there are 4 labels; 4 different ones"),
+        (lambda: Learner.adopt(MODEL, "1", LABELS, data([0, 9])), "the label 9, which is not among"),
+        (lambda: Learner.adopt(MODEL, "1", LABELS, scenario="task-il"), "one head for all tasks"),
+        (lambda: Learner.adopt(MODEL, "1", LABELS, weight=0), "a positive weight"),
+        (lambda: Learner.adopt(MODEL, "1", LABELS, None, "ranpac"), "ranpac does not see the features"),
+        (lambda: Learner.adopt(nn.Flatten(), "fc", LABELS), "no linear layer 'fc'"),
+    ],
+)
+def test_what_cannot_be_adopted(action, message):
+    with pytest.raises(ValueError, match=message):
+        action()
