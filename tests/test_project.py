@@ -50,6 +50,7 @@ ORDER = [
     "adoption",
     "training",
     "saving",
+    "core",
     "learner",
     "calibration",
     "updates",

@@ -19,9 +19,10 @@ from torch import Tensor, nn
 from dlcft.bench.backbones import Backbone, load_backbone
 from dlcft.bench.datasets import load
 from dlcft.bench.experiment import Experiment, environment, make_stream, write_atomically
+from dlcft.core import HEAD
 from dlcft.data import Batches
 from dlcft.images import Preprocess
-from dlcft.learner import HEAD, Learner
+from dlcft.learner import Learner
 from dlcft.losses import LOSSES
 from dlcft.metrics import largest_eigenvalue
 from dlcft.progress import Progress

@@ -106,7 +106,7 @@ def heat_map(matrix: Tensor, identity: str, label: str) -> str:
     with _drawing():
         from matplotlib import colormaps
 
-        figure, axes = _axes(2.1, 2.1, left=0.17, right=0.98, bottom=0.17, top=0.98)
+        figure, axes = _axes(2.1, 2.1, left=0.17, right=0.95, bottom=0.17, top=0.95)
         shown = np.ma.masked_invalid(matrix.numpy())
         axes.pcolormesh(shown, cmap="viridis", vmin=0, vmax=1, edgecolors="none", rasterized=tasks > _SHARP)
         for row, column in (~matrix.isnan()).nonzero().tolist() if tasks <= _FEW else []:
@@ -119,7 +119,8 @@ def heat_map(matrix: Tensor, identity: str, label: str) -> str:
         axes.set_xticks([tick + 0.5 for tick in ticks], [str(tick + 1) for tick in ticks])
         axes.set_yticks([tick + 0.5 for tick in ticks], [str(tick + 1) for tick in ticks])
         axes.set_xlabel("tested on task", labelpad=1)
-        axes.set_ylabel("after task", labelpad=1)
+        axes.set_ylabel("after task")
+        axes.yaxis.set_label_coords(-0.12, 0.5)  # whatever the width of the numbers
         axes.invert_yaxis()
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
@@ -160,7 +161,7 @@ def increases(section: Sequence[Row], styles: Sequence[Style], identity: str, la
     if not any(measured):
         return None
     with _drawing():
-        figure, axes = _axes(4.6, 3.1)
+        figure, axes = _axes(4.6, 3.1, left=0.17)
         for pairs, drawn in zip(measured, styles, strict=True):
             x, y = [x for x, _ in pairs], [y for _, y in pairs]
             axes.plot(x, y, drawn.marker, color=drawn.colour, markersize=5, markerfacecolor=drawn.fill)
@@ -267,7 +268,7 @@ def _drawing(size: float = 9) -> AbstractContextManager[Any]:
 
 
 def _axes(
-    width: float, height: float, *, left: float = 0.12, right: float = 0.98, bottom: float = 0.15, top: float = 0.97
+    width: float, height: float, *, left: float = 0.13, right: float = 0.98, bottom: float = 0.15, top: float = 0.97
 ) -> tuple[Figure, Axes]:
     from matplotlib.figure import Figure
 

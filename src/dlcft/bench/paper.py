@@ -1,0 +1,452 @@
+"""The paper's tables and figures by name: what is run for each cell, and the paper's own number beside it.
+
+References:
+    Deep Linear Continual Fine-Tuning (DLCFT); its settings, and what it leaves open, stand in `OPEN_CHOICES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from dlcft.bench.experiment import NEIGHBOURS, Experiment, Result, run
+from dlcft.bench.spectrum import Spectrum, Trace, trace
+from dlcft.recipes import RECIPES, check_name
+
+Metric = Literal["accuracy", "acc", "bwt", "curve", "knn", "eigenvalue"]
+Settings = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What the paper leaves open, what is done here, and why."""
+
+    value: Any
+    reason: str
+
+
+OPEN_CHOICES: dict[str, Choice] = {
+    "epochs": Choice(
+        {"smoke": {}, "mini": {"data-100": 10}, "paper": {"data-100": 50}},
+        "Not given. 1 (smoke), 5 (mini), 20 (paper) a task; more where a task is small, so that it has enough steps. "
+        "Each result says whether training had converged.",
+    ),
+    "batch_size": Choice(32, "Not given. Small, because a task of 100 has 500 images."),
+    "schedule": Choice("constant", "The paper says 'initial' learning rate and no schedule."),
+    "strength": Choice(
+        {"lwf": 1.0, "ewc": 1.0, "mas": 1.0, "osla": 1.0},
+        "λ is not given. 1 is what Laplace's approximation asks for; tuning replaces it, see `tuning.TUNING`.",
+    ),
+    "temperature": Choice(2.0, "Of LwF, not given; that of LwF's own paper."),
+    "der": Choice(
+        {"der": {"replay_logits": 0.3, "replay_labels": 0.0}, "derpp": {"replay_logits": 0.1, "replay_labels": 0.5}},
+        "α and β are not given; within the ranges of DER's own paper, and tuned.",
+    ),
+    "replay_batch": Choice(32, "Not given. As large as the batch, as DER's own code has it."),
+    "batchnorm": Choice("first", "Said of data- and task-IL only; class-IL is treated alike."),
+    "weigh_by": Choice("tasks", "'(t−1):t' for the merge of curvatures is read as (t−1)/t and 1/t."),
+    "draws": Choice(1, "Output gradients a sample are not given. One is unbiased, and cheap."),
+    "tkfac": Choice("tkfac", "TK-FAC for convolutions is not written out; a reading of arXiv 2011.10741."),
+    "curvature_images": Choice("as they are", "Whether curvature sees augmented images is not said."),
+    "class_order": Choice("random", "Not given; drawn by the seed, as everything else."),
+    "split": Choice("stratified", "How data-IL deals out the images is not said; every task gets every class."),
+    "stem": Choice("3×3, stride 1, no max-pool", "Not given for 32 pixels; usual there."),
+    "slope": Choice(
+        0.1, "LeakyReLU's is not given. At scale paper the nonlinear rows start from a ReLU network, as said."
+    ),
+    "pretraining": Choice(
+        {"smoke": "Tiny-ImageNet", "mini": "Tiny-ImageNet", "paper": "ImageNet32"},
+        "The shipped network stands in for the paper's where weights of that size cannot be had.",
+    ),
+    "knn": Choice(NEIGHBOURS, "k is not given; neighbours by cosine, one vote each."),
+    "head": Choice(
+        "zero", "Initial weights are not given; `dlcft` and its None and Joint start at the ridge solution."
+    ),
+    "joint": Choice("as many epochs", "How long Joint is trained is not said; as often over the data as the others."),
+    "spectrum": Choice(
+        {"optimizer": "adam", "mlp_lr": 1e-3, "backbone_lr": 1e-4, "width": 100},
+        "Network and training of the figure are not given. One optimiser for both losses; no weight decay, which "
+        "would keep the cross-entropy from its minimum at infinity.",
+    ),
+}
+_EPOCHS = {"smoke": 1, "mini": 5, "paper": 20}
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How large a reproduction is.
+
+    Attributes:
+        streams: the experiment, without a method, that stands for each of the paper's; some may be missing.
+        spectra: the networks of the figure of eigenvalues.
+        seeds: how many, unless said otherwise.
+        knn: how often the rows of the k-NN figure are probed.
+        small: settings that are cut, where a recipe has a larger value.
+        weights: files of a stream's backbone, for nonlinear and for linearised rows; None for the published ones.
+    """
+
+    streams: Mapping[str, Experiment]
+    spectra: tuple[Spectrum, ...]
+    seeds: int = 3
+    knn: int = 5
+    small: Settings = field(default_factory=dict)
+    weights: Mapping[str, tuple[str | None, str | None]] = field(default_factory=dict)
+
+
+_DIGITS = Experiment(dataset="digits", tasks=2, size=16, classes=6, per_class=6)
+_MINI = Experiment(dataset="seq-cifar100", tasks=10, per_class=200)
+_PAPER = Experiment(dataset="seq-cifar100", tasks=10, backbone="resnet18-32", width=64)
+_MIT = Experiment(dataset="seq-mit67", tasks=4, backbone="resnet18")
+_FILES = ("resnet18-32-imagenet32-relu.safetensors", "resnet18-32-imagenet32.safetensors")
+
+
+def _streams(base: Experiment, hundred: Experiment, **others: Experiment) -> dict[str, Experiment]:
+    """Data-, task- and class-IL of one data set."""
+    return {
+        "data-10": base,
+        "data-100": hundred,
+        "task-10": replace(base, scenario="task-il"),
+        "class-10": replace(base, scenario="class-il"),
+        **others,
+    }
+
+
+SCALES: dict[str, Scale] = {
+    "smoke": Scale(
+        _streams(_DIGITS, replace(_DIGITS, tasks=3), **{"mit-4": replace(_DIGITS, tasks=3)}),
+        (Spectrum(per_class=10, epochs=2, points=3, samples=50, iterations=3),),
+        seeds=1,
+        knn=1,
+        small={"buffer": 12, "random_features": 64, "tangent_features": 64},
+    ),
+    "mini": Scale(
+        _streams(_MINI, replace(_MINI, tasks=100, evaluate_every=10)),
+        (
+            Spectrum(epochs=60),
+            Spectrum("seq-cifar100", network="shipped", per_class=20, epochs=20, lr=1e-4, points=12, samples=256),
+        ),
+    ),
+    "paper": Scale(
+        _streams(_PAPER, replace(_PAPER, tasks=100), **{"mit-4": _MIT}),
+        (
+            Spectrum("mnist", epochs=20, samples=2000),
+            Spectrum("seq-cifar100", network="resnet18-32", width=64, epochs=50, lr=1e-4, samples=1000),
+        ),
+        knn=10,
+        weights={
+            **dict.fromkeys(("data-10", "data-100", "task-10", "class-10"), _FILES),
+            "mit-4": (None, "resnet18-imagenet1k-leaky.safetensors"),
+        },
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A method with the settings that make it this row. A buffer counts where the paper's methods have one."""
+
+    method: str
+    settings: Settings = field(default_factory=dict)
+
+
+_PAPERS = "dlcft-paper"
+ROWS: dict[str, Row] = {
+    "None": Row("none"),
+    "LwF": Row("lwf"),
+    "EWC": Row("ewc"),
+    "MAS": Row("mas"),
+    "OSLA": Row("osla"),
+    "ER": Row("er"),
+    "DER": Row("der"),
+    "DER++": Row("derpp"),
+    "K-FAC, nonlinear + SCE": Row("osla", {"buffer": 500}),
+    "TK-FAC, nonlinear + SCE": Row("osla", {"curvature": "tkfac", "buffer": 500}),
+    "DLCFT (diagonal)": Row(_PAPERS, {"curvature": "diagonal"}),
+    "DLCFT (K-FAC)": Row(_PAPERS, {"curvature": "kfac"}),
+    "DLCFT (TK-FAC)": Row(_PAPERS),
+    "Joint": Row("joint"),
+    # beside the paper's
+    "DLCFT without buffer": Row(_PAPERS, {"buffer": 0}),
+    "DLCFT (exact TK)": Row(_PAPERS, {"curvature": "exact-tk"}),
+    "DLCFT (exact EK-FAC)": Row(_PAPERS, {"curvature": "exact-ekfac"}),
+    "dlcft": Row("dlcft"),
+    "dlcft-replay": Row("dlcft-replay"),
+    "None, linear": Row("none-linear"),
+    "Joint, linear": Row("joint-linear"),
+    "ridge": Row("ridge"),
+    "RanPAC": Row("ranpac"),
+    "dlcft-exact": Row("dlcft-exact"),
+}
+_OURS = ("DLCFT (exact TK)", "dlcft", "None, linear", "Joint, linear", "ridge", "RanPAC", "dlcft-exact")
+_OURS_CLASS_IL = ("DLCFT without buffer", "dlcft-replay")
+# the rows of the k-NN figure; probed in the tables' runs already, so that nothing is run twice
+_PROBED = ("None", "LwF", "EWC", "MAS", "OSLA", "DLCFT (K-FAC)", "DLCFT (TK-FAC)", "dlcft", "ridge")
+_PROBED_STREAMS = ("data-10", "data-100")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One figure: a row (of `ROWS`) on a stream, and the paper's number in percent; None where it has none."""
+
+    label: str
+    column: str
+    stream: str
+    row: str
+    metric: Metric
+    paper: float | None = None
+
+
+@dataclass(frozen=True)
+class Artefact:
+    """A table or figure of the paper. The figure of eigenvalues has no cells: see `Scale.spectra`."""
+
+    kind: Literal["table", "figure"]
+    title: str
+    cells: tuple[Cell, ...] = ()
+
+
+Columns = Mapping[str, tuple[str, Metric]]
+
+
+def _cells(columns: Columns, numbers: Mapping[str, Sequence[float | Literal["-"] | None]]) -> list[Cell]:
+    """Row by row; None is a cell without a number, "-" no cell."""
+    return [
+        Cell(row, column, stream, row, metric, number)
+        for row, values in numbers.items()
+        for (column, (stream, metric)), number in zip(columns.items(), values, strict=True)
+        if number != "-"
+    ]
+
+
+def _ours(columns: Columns) -> list[Cell]:
+    class_il = ["-" if stream != "class-10" else None for stream, _ in columns.values()]
+    rows: dict[str, Any] = {row: [None] * len(columns) for row in _OURS}
+    if None in class_il:
+        rows |= dict.fromkeys(_OURS_CLASS_IL, class_il)
+    return _cells(columns, rows)
+
+
+def _table(title: str, columns: Columns, numbers: Mapping[str, Any]) -> Artefact:
+    return Artefact("table", title, tuple(_cells(columns, numbers) + _ours(columns)))
+
+
+def _figure(title: str, metric: Metric, rows: Iterable[str]) -> Artefact:
+    columns: Columns = {"10 tasks": ("data-10", metric), "100 tasks": ("data-100", metric)}
+    return Artefact("figure", title, tuple(_cells(columns, {row: [None, None] for row in rows})))
+
+
+def _curvatures() -> Artefact:
+    pairs: list[tuple[str, str, str, float | None, float | None]] = [
+        ("EWC", "EWC", "DLCFT (diagonal)", 78.88, 82.17),
+        ("K-FAC", "OSLA", "DLCFT (K-FAC)", 79.23, 81.95),
+        ("TK-FAC", "TK-FAC, nonlinear + SCE", "DLCFT (TK-FAC)", None, 82.70),
+    ]
+    cells = []
+    for label, nonlinear, linear, first, second in pairs:
+        cells.append(Cell(label, "Nonlinear+SCE", "data-10", nonlinear, "accuracy", first))
+        cells.append(Cell(label, "Linear+MSE", "data-10", linear, "accuracy", second))
+    column: Columns = {"Linear+MSE": ("data-10", "accuracy")}
+    cells += _cells(column, {"DLCFT (exact EK-FAC)": [None]}) + _ours(column)
+    return Artefact("table", "Curvature methods, data-IL, Seq-CIFAR-100, 10 tasks: final accuracy", tuple(cells))
+
+
+_DATA_IL = {
+    "None": (78.74, 71.83, 63.48),
+    "LwF": (80.25, 70.95, 67.21),
+    "EWC": (78.88, 72.61, 63.68),
+    "MAS": (75.24, 52.50, 62.49),
+    "OSLA": (79.23, 73.10, 64.08),
+    "DLCFT (K-FAC)": (81.95, 75.92, 70.55),
+    "DLCFT (TK-FAC)": (82.70, 80.07, 70.52),
+    "Joint": (83.57, 83.57, 74.40),
+}
+
+ARTEFACTS: dict[str, Artefact] = {
+    "data-il": _table(
+        "Data-incremental learning: final accuracy",
+        {
+            "Seq-CIFAR-100, 10 tasks": ("data-10", "accuracy"),
+            "Seq-CIFAR-100, 100 tasks": ("data-100", "accuracy"),
+            "Seq-MIT-67, 4 tasks": ("mit-4", "accuracy"),
+        },
+        _DATA_IL,
+    ),
+    "task-class-il": _table(
+        "Task- and class-incremental learning, Seq-CIFAR-100, 10 tasks: ACC",
+        {"Task-IL": ("task-10", "acc"), "Class-IL": ("class-10", "acc")},
+        {
+            "None": (None, None),
+            "LwF": (92.16, "-"),
+            "EWC": (77.44, "-"),
+            "OSLA": (81.03, "-"),
+            "ER": (79.14, 43.52),
+            "DER": (91.47, 58.07),
+            "DER++": (91.56, 53.29),
+            "DLCFT (TK-FAC)": (95.79, 59.98),
+            "Joint": (None, None),
+        },
+    ),
+    "ablation": _table(
+        "Ablations, Seq-CIFAR-100: final accuracy",
+        {
+            "Data-IL, 10 tasks": ("data-10", "accuracy"),
+            "Data-IL, 100 tasks": ("data-100", "accuracy"),
+            "Class-IL, 10 tasks": ("class-10", "acc"),
+        },
+        {
+            "K-FAC, nonlinear + SCE": (79.23, 73.51, 44.93),
+            "DLCFT (K-FAC)": (81.95, 75.92, 59.86),
+            "TK-FAC, nonlinear + SCE": (79.58, 73.18, 44.66),
+            "DLCFT (TK-FAC)": (82.70, 80.07, 59.98),
+        },
+    ),
+    "curvatures": _curvatures(),
+    "bwt": _table(
+        "Task-incremental learning, Seq-CIFAR-100, 10 tasks: ACC and backward transfer",
+        {"ACC": ("task-10", "acc"), "BWT": ("task-10", "bwt")},
+        {
+            "LwF": (92.16, 0.04),
+            "EWC": (77.44, -21.63),
+            "OSLA": (81.03, -18.21),
+            "DLCFT (TK-FAC)": (95.79, -0.58),
+        },
+    ),
+    "vanishing-curvature": Artefact("figure", "Largest eigenvalue of the Fisher matrix during training"),
+    "data-il-curves": _figure("Data-IL, Seq-CIFAR-100: accuracy after each task", "curve", (*_DATA_IL, *_OURS)),
+    "knn": _figure("Data-IL, Seq-CIFAR-100: k-NN accuracy of the features", "knn", _PROBED),
+}
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A cell at a scale with a seed.
+
+    Attributes:
+        artefact: its name.
+        label: the row.
+        column: the column.
+        experiment: what is run; a `Spectrum` in the figure of eigenvalues.
+        metric: what of the result is shown.
+        paper: the paper's number in percent.
+        weights: the backbone's file.
+    """
+
+    artefact: str
+    label: str
+    column: str
+    experiment: Experiment | Spectrum
+    metric: Metric
+    paper: float | None = None
+    weights: str | None = None
+
+
+Tuned = Mapping[str, Settings]
+
+
+def cells(artefact: str, scale: str, seeds: int | None = None, tuned: Tuned | None = None) -> list[Planned]:
+    """Every cell of an artefact (or of "all") that the scale has, once a seed; several may have the same experiment.
+
+    Args:
+        artefact: a name in `ARTEFACTS`, or "all".
+        scale: a name in `SCALES`.
+        seeds: how many; by default the scale's.
+        tuned: settings by `variant`, in place of the open choices.
+
+    Raises:
+        ValueError: when a name is unknown or there is no seed.
+    """
+    check_name("artefact", artefact, (*ARTEFACTS, "all"))
+    check_name("scale", scale, SCALES)
+    count = SCALES[scale].seeds if seeds is None else seeds
+    if count < 1:
+        raise ValueError(f"seeds is {count}; it must be at least 1.")
+    planned = []
+    for name in ARTEFACTS if artefact == "all" else [artefact]:
+        for seed in range(count):
+            planned += _spectra(name, scale, seed) if name == "vanishing-curvature" else []
+            planned += [
+                _planned(name, cell, scale, seed, tuned or {})
+                for cell in ARTEFACTS[name].cells
+                if cell.stream in SCALES[scale].streams
+            ]
+    return planned
+
+
+def experiments(artefact: str, scale: str, seeds: int | None = None, tuned: Tuned | None = None) -> list[Planned]:
+    """What must be run for an artefact (or for "all"): of `cells`, the first with each experiment, seed by seed."""
+    first: dict[str, Planned] = {}
+    for planned in cells(artefact, scale, seeds, tuned):
+        first.setdefault(planned.experiment.key, planned)
+    return sorted(first.values(), key=lambda planned: planned.experiment.seed)
+
+
+def execute(
+    planned: Planned,
+    out: Path,
+    *,
+    data: Path | None = None,
+    weights: str | None = None,
+    report: Callable[[str], None] = print,
+) -> Result | Trace:
+    """Run what is planned, if it is not in `out` already; see `experiment.run`."""
+    files = {"data": data, "weights": weights or planned.weights}
+    if isinstance(planned.experiment, Spectrum):
+        return trace(planned.experiment, out, report=report, **files)  # type: ignore[arg-type]
+    return run(planned.experiment, out, report=report, **files)  # type: ignore[arg-type]
+
+
+def variant(experiment: Experiment) -> str:
+    """What is tuned together: the stream, the method and its curvature, whatever the seed."""
+    stream = f"{experiment.dataset}/{experiment.scenario}/{experiment.tasks}"
+    curvature = RECIPES[experiment.method].with_settings(dict(experiment.settings)).curvature
+    return f"{stream}/{experiment.method}/{curvature}"
+
+
+def _spectra(name: str, scale: str, seed: int) -> list[Planned]:
+    found = []
+    for base in SCALES[scale].spectra:
+        for loss in ("cross-entropy", "mse"):
+            one = replace(base, loss=loss, seed=seed)
+            weights = None if base.network in ("mlp", "shipped") else _FILES[0]
+            label = f"{base.network} on {base.dataset}"
+            found.append(Planned(name, label, loss, one, "eigenvalue", weights=weights))
+    return found
+
+
+def _planned(name: str, cell: Cell, scale: str, seed: int, tuned: Tuned) -> Planned:
+    size, row = SCALES[scale], ROWS[cell.row]
+    base = size.streams[cell.stream]
+    recipe = RECIPES[row.method].with_settings(dict(row.settings))
+    settings = {**_open_settings(row.method, cell.stream, scale), **row.settings}
+    settings |= {name: value for name, value in size.small.items() if getattr(recipe, name) > value}
+    if recipe.method != "replay" and base.scenario != "class-il":
+        settings.pop("buffer", None)  # it would change nothing but the experiment's name
+    probed = cell.row in _PROBED and cell.stream in _PROBED_STREAMS
+    plain = replace(base, method=row.method, seed=seed, knn=size.knn if probed else 0, settings=settings)
+    experiment = replace(plain, settings={**settings, **tuned.get(variant(plain), {})})
+    weights = size.weights.get(cell.stream, (None, None))[recipe.linear or recipe.tangent_features > 0]
+    return Planned(name, cell.label, cell.column, experiment, cell.metric, cell.paper, weights)
+
+
+def _open_settings(method: str, stream: str, scale: str) -> dict[str, Any]:
+    """The open choices that a method depends on."""
+    value = {name: choice.value for name, choice in OPEN_CHOICES.items()}
+    recipe = RECIPES[method]
+    if recipe.method == "ridge":
+        return {}
+    settings = {name: value[name] for name in ("batch_size", "schedule")}
+    settings["epochs"] = value["epochs"][scale].get(stream, _EPOCHS[scale])
+    settings |= value["der"].get(method, {})
+    if method in value["strength"]:
+        settings["strength"] = value["strength"][method]
+    if recipe.method == "lwf":
+        settings["temperature"] = value["temperature"]
+    if recipe.method == "quadratic":
+        settings |= {"weigh_by": value["weigh_by"], "draws": value["draws"]}
+    if recipe.method in ("replay", "quadratic"):
+        settings["replay_batch"] = value["replay_batch"]
+    if not recipe.linear:
+        settings["batchnorm"] = value["batchnorm"]
+    return settings
