@@ -128,7 +128,7 @@ def loaded(code):
 
 
 def test_importing_the_library_is_light():
-    heavy = {"PIL", "sklearn", "scipy", "pandas", "matplotlib", "cyclopts", "rich", "torchvision", "timm", "jinja2"}
+    heavy = {"PIL", "sklearn", "scipy", "pandas", "matplotlib", "cyclopts", "rich", "torchvision", "timm", "jinja2", "joblib"}
     names = "; ".join(f"dlcft.{name}" for name in dlcft.__all__)
     assert not loaded(f"import dlcft; {names}") & heavy
     assert "torch" not in loaded("import dlcft")
