@@ -4,6 +4,7 @@ import csv
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -29,7 +30,19 @@ def pictures(folder, labels, seed=0, count=6):
 
 def test_help_and_version():
     assert "demo" in dlcft("--help").stdout
-    for command in ("demo", "run", "list", "update", "predict", "evaluate", "history", "rollback", "forget"):
+    for command in (
+        "demo",
+        "run",
+        "report",
+        "pretrain",
+        "list",
+        "update",
+        "predict",
+        "evaluate",
+        "history",
+        "rollback",
+        "forget",
+    ):
         assert "Example" in dlcft(command, "--help").stdout
     assert dlcft("--version").stdout.strip()[0].isdigit()
 
@@ -48,6 +61,8 @@ def test_help_and_version():
         (["run", "--dataset", "seq-cifar1000"], "seq-cifar100"),
         (["run", "--backbone", "shiped"], "shipped"),
         (["list", "method"], "methods"),
+        (["report", "--runs", "."], "holds no results"),
+        (["pretrain", "--data", "mnistt", "--save", "x.safetensors"], "mnist"),
         (["update", "--model", "m", "--data", "nowhere"], "there is no file or folder"),
         (["predict", "x", "--model", "nowhere"], "holds no model"),
         (["history", "--model", "nowhere"], "holds no model"),
@@ -76,6 +91,10 @@ def test_run_writes_a_result_once(tmp_path):
     assert len(first["history"]) == 2
     assert json.loads(dlcft(*arguments).stdout) == first
     assert len(list(tmp_path.glob("*.json"))) == 1
+    assert "ridge" in dlcft("report", "--runs", tmp_path, "--format", "md").stdout
+    page = dlcft("report", "--runs", tmp_path).stdout.strip()
+    assert page.endswith("report.html")
+    assert "ridge" in Path(page).read_text()
 
 
 def test_five_months_with_new_labels_in_the_third(tmp_path):

@@ -73,6 +73,7 @@ ORDER = [
     "bench.experiment",
     "bench.executor",
     "bench.spectrum",
+    "bench.scales",
     "bench.paper",
     "bench.planning",
     "bench.tuning",
@@ -128,7 +129,19 @@ def loaded(code):
 
 
 def test_importing_the_library_is_light():
-    heavy = {"PIL", "sklearn", "scipy", "pandas", "matplotlib", "cyclopts", "rich", "torchvision", "timm", "jinja2", "joblib"}
+    heavy = {
+        "PIL",
+        "sklearn",
+        "scipy",
+        "pandas",
+        "matplotlib",
+        "cyclopts",
+        "rich",
+        "torchvision",
+        "timm",
+        "jinja2",
+        "joblib",
+    }
     names = "; ".join(f"dlcft.{name}" for name in dlcft.__all__)
     assert not loaded(f"import dlcft; {names}") & heavy
     assert "torch" not in loaded("import dlcft")

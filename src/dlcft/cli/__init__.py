@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 
 from cyclopts import App
 
@@ -15,10 +16,20 @@ app = App(
     version=__version__,
     help="Continually fine-tune a pre-trained network: learn new data, keep the old, without the old data.",
 )
-app.command(bench.demo)
-for command in (model.update, model.predict, model.evaluate, model.history, model.rollback, model.forget):
+COMMANDS: list[Callable[..., None]] = [
+    bench.demo,
+    model.update,
+    model.predict,
+    model.evaluate,
+    model.history,
+    model.rollback,
+    model.forget,
+    bench.run,
+    bench.report,
+    bench.pretrain,
+]
+for command in COMMANDS:
     app.command(command)
-app.command(bench.run)
 app.command(bench.list_, name="list")
 app.register_install_completion_command()
 

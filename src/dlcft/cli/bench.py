@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -169,6 +170,106 @@ def run(
             print(json.dumps(result.to_dict()))
         else:
             print(f"{result.accuracy:.2%}  {out / result.experiment.file}")
+
+
+def report(
+    *,
+    runs: Path = Path("runs"),
+    format_: Annotated[Literal["html", "md", "csv", "tex"], Parameter(name="--format")] = "html",
+    out: Path | None = None,
+) -> None:
+    """Make tables and figures from result files.
+
+    Example: dlcft report --runs runs/ --format md
+
+    Parameters
+    ----------
+    runs
+        The folder of results.
+    format_
+        One page with everything (html), or the tables alone.
+    out
+        The file to write; by default report.html in that folder, and the terminal for tables.
+    """
+    from dlcft.bench import report as reports
+    from dlcft.bench.experiment import write_atomically
+
+    logging.getLogger("dlcft").setLevel(logging.ERROR)  # what is foreign is told below, in a few lines
+    foreign: list[str] = []
+    results = reports.read_results(runs, foreign=foreign)
+    for sentence in [*foreign[:3], *([f"and {len(foreign) - 3} more."] if len(foreign) > 3 else [])]:
+        print(f"dlcft: {sentence}", file=sys.stderr)
+    if not results:
+        raise ValueError(f"{runs} holds no results; dlcft run and dlcft demo write some.")
+    if format_ == "html":
+        text = reports.to_html(results, title=str(runs), warnings=foreign)
+        out = out or runs / "report.html"
+    else:
+        writers = {"md": reports.to_markdown, "csv": reports.to_csv, "tex": reports.to_latex}
+        text = writers[format_](results)
+    if out is None:
+        print(text)
+    else:
+        write_atomically(out, text)
+        print(out.resolve())
+
+
+def pretrain(
+    *,
+    data: str,
+    save: Path,
+    path: Path | None = None,
+    width: int = 64,
+    epochs: int = 100,
+    batch_size: int = 256,
+    lr: float = 0.1,
+    seed: int = 0,
+    download: bool = False,
+) -> None:
+    """Train a ResNet-18 for 32-pixel images as the paper does; the same command continues after a kill.
+
+    Example: dlcft pretrain --data tiny-imagenet --width 16 --save backbone.safetensors
+
+    Parameters
+    ----------
+    data
+        A name that `dlcft list datasets` shows.
+    save
+        The .safetensors file to write; `--backbone resnet18-32 --weights FILE` takes it.
+    path
+        The folder or file of the data set.
+    width
+        Channels of the first stage.
+    epochs
+        Passes over the data.
+    batch_size
+        Images a step.
+    lr
+        The learning rate at first.
+    seed
+        Of everything random.
+    download
+        Fetch the data set if it is not there.
+    """
+    for name, value in (("--width", width), ("--epochs", epochs), ("--batch-size", batch_size)):
+        positive(name, value)
+    from dlcft.bench.backbones import ResNet18
+    from dlcft.bench.datasets import load
+    from dlcft.bench.pretrain import pretrain as train
+
+    images = load(data, path, download=download)
+    done = train(
+        ResNet18(width, "small", 0.1),
+        images.train(),
+        validation=images.test(),
+        epochs=epochs,
+        batch_size=batch_size,
+        lr=lr,
+        seed=seed,
+        preprocess=images.preprocess,
+        save=save,
+    )
+    print(f"top-1 {done.top1:.2%}  {save}")
 
 
 def list_(
