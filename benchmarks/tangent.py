@@ -37,7 +37,11 @@ ROWS: dict[str, tuple[str, Settings]] = {
     "tangent 2,500, flip": ("tangent", {"tangent_features": 2500, "augment": "flip"}),
     "tangent 5,120, flip": ("tangent", {"augment": "flip"}),
     "tangent 10,000, flip": ("tangent", {"tangent_features": 10_000, "augment": "flip"}),
-    "tangent 5,120 + random 2,000, flip (dlcft-exact)": ("dlcft-exact", {"augment": "flip"}),
+    "tangent 4,096 + random 1,024, flip (dlcft-exact)": ("dlcft-exact", {"augment": "flip"}),
+    "tangent 5,120 + random 2,000, flip": (
+        "dlcft-exact",
+        {"augment": "flip", "tangent_features": 5120, "random_features": 2000},
+    ),
 }
 
 

@@ -158,13 +158,29 @@ def test_predicted_increase_is_exact(scenario):
 def test_it_is_solved_only_when_asked_for(monkeypatch):
     learner = make()
     solved = []
-    monkeypatch.setattr(type(learner.method), "_solution", lambda self, sums: solved.append(1) or sums.solve(0.1))
+    monkeypatch.setattr(type(learner.method), "_solve", lambda self, sums: solved.append(1) or sums.solve(0.1))
     for start in range(0, 48, 12):
         learner.learn((X[start : start + 12], Y[start : start + 12]))
     assert not solved
     learner.predict(TEST)
     learner.predict(TEST)
     assert len(solved) == 1
+    learner.predicted_increase()
+    assert len(solved) == 2, "what was before is solved too, once"
+    learner.learn((X, Y))
+    learner.predicted_increase()
+    learner.predict(TEST)
+    assert len(solved) == 3
+
+
+def test_all_may_be_forgotten(tmp_path):
+    learner = make()
+    learner.learn((X, Y))
+    learner.forget((X, Y))
+    learner.save(tmp_path)
+    assert not learner.outputs(TEST).any()
+    learner.learn((X[:8], Y[:8]))
+    assert learner.outputs(TEST).any()
 
 
 def test_tasks_may_count_the_same():

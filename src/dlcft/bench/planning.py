@@ -216,13 +216,11 @@ def measure_rates(experiment: Experiment) -> Rates:
     options = {"scenario": experiment.scenario, "new_labels": "grow", "preprocess": preprocess}
     learner = Learner(backbone.module, experiment.method, **options, **settings)  # type: ignore[arg-type]
     generator = torch.Generator().manual_seed(0)
-    tasks = []
     for number, count in enumerate(_TRIAL):
-        x = torch.randint(0, 256, (count, 3, *size), dtype=torch.uint8, generator=generator)
-        head = {"head": f"task-{number}"} if experiment.scenario == "task-il" else {}
-        tasks.append(((x, torch.arange(count) % 8), head))
-        learner.learn(tasks[-1][0], **head, progress=False)
-    once, again = (_seconds(lambda: learner.evaluate(tasks[-1][0], **tasks[-1][1])) for _ in range(2))
+        data = torch.randint(0, 256, (count, 3, *size), dtype=torch.uint8, generator=generator), torch.arange(count) % 8
+        head = f"task-{number}" if experiment.scenario == "task-il" else None
+        learner.learn(data, head=head, progress=False)
+    once, again = (_seconds(lambda: learner.evaluate(data, head=head)) for _ in range(2))
     few, many = (entry["seconds_remembering"] for entry in learner.history[1:])
     slope = max(0.0, (many - few) / (_TRIAL[2] - _TRIAL[1]))
     return Rates(

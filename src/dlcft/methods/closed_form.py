@@ -75,6 +75,7 @@ class Ridge(Method):
     before: RidgeSums | None = None
     solved: bool = True
     origin: Origin | None = None
+    fits: list[tuple[RidgeSums | None, tuple[Tensor, Tensor]]] = field(default_factory=list)
 
     trains = False
 
@@ -132,8 +133,8 @@ class Ridge(Method):
         """Exactly by how much the last task has raised the mean loss of all data before it; None if unknown."""
         if self.before is None or self.sums is None:
             return None
-        before = self.before.grow(self.sums.classes)
-        return before.loss(*self._solution(self.sums), self.scale) - before.loss(*self._solution(before), self.scale)
+        now, then = self._solution(self.sums), self._solution(self.before)
+        return self.before.loss(*now, self.scale) - self.before.loss(*then, self.scale)
 
     def state(self) -> State:
         """The sums."""
@@ -154,10 +155,21 @@ class Ridge(Method):
         self.solved = False
 
     def _solution(self, sums: RidgeSums | None) -> tuple[Tensor, Tensor]:
+        """The fit to sums, each computed once as long as they are here."""
+        for known, fit in self.fits:
+            if known is sums:
+                return fit
+        fit = self._solve(sums)
+        current = [(known, found) for known, found in self.fits if known is self.sums or known is self.before]
+        self.fits = [*current, (sums, fit)]
+        return fit
+
+    def _solve(self, sums: RidgeSums | None) -> tuple[Tensor, Tensor]:
         if sums is None or not sums.samples:
-            if self.origin is None:
-                raise ValueError("everything that was learned has been forgotten; there is nothing to predict from.")
-            return self.origin.weight, self.origin.bias
+            if self.origin is not None:
+                return self.origin.weight, self.origin.bias
+            assert sums is not None
+            return sums.class_sums, sums.counts  # all that was learned has been forgotten: zeros
         options: dict[str, Any] = {"balance": self.balance, "scale": self.scale}
         if self.origin is not None:
             more = sums.classes - len(self.origin.weight)

@@ -1,0 +1,167 @@
+"""One run: the same however often it was killed, never computed twice, and in the shape that reports read."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from dlcft.bench import experiment as module
+from dlcft.bench.datasets import load
+from dlcft.bench.experiment import Experiment, Result, make_stream, run
+from dlcft.learner import Learner
+from dlcft.metrics import nearest_neighbours
+
+SMALL = Experiment(dataset="digits", tasks=2, size=16, classes=4, per_class=6)
+TRAINED = {"epochs": 2, "batch_size": 8}
+
+
+def small(method, **changes):
+    settings = {} if method in ("ridge", "ranpac") else TRAINED
+    return replace(SMALL, method=method, settings={**settings, **changes.pop("settings", {})}, **changes)
+
+
+def compute(experiment, out):
+    return run(experiment, out, report=lambda line: None)
+
+
+def figures(result):
+    """All that does not depend on the clock."""
+    return [{k: v for k, v in entry.items() if not k.startswith("seconds")} for entry in result.history]
+
+
+class Killed(BaseException):
+    pass
+
+
+def test_killed_and_resumed(tmp_path, monkeypatch):
+    experiment = small("ewc", tasks=2, knn=2)
+    expected = compute(experiment, tmp_path / "whole")
+    learn, calls = Learner.learn, []
+
+    def dies(self, *args, **kwargs):
+        calls.append(self.tasks)
+        if len(calls) == 2:
+            raise Killed
+        return learn(self, *args, **kwargs)
+
+    monkeypatch.setattr(Learner, "learn", dies)
+    with pytest.raises(Killed):
+        compute(experiment, tmp_path / "killed")
+    assert not list((tmp_path / "killed").glob("*.json"))
+    assert figures(compute(experiment, tmp_path / "killed")) == figures(expected)
+    assert calls == [0, 1, 1], "the first task was not learned again"
+    assert not (tmp_path / "killed" / f".{experiment.key}").exists()
+
+
+def test_never_computed_twice(tmp_path, monkeypatch):
+    experiment = small("ridge")
+    first = compute(experiment, tmp_path)
+    monkeypatch.setattr(module, "load", None)
+    assert compute(experiment, tmp_path) == first
+    with pytest.raises(TypeError):
+        compute(replace(experiment, seed=1), tmp_path)
+
+
+def test_json_round_trip(tmp_path):
+    experiment = small("none", settings={"lr": 1e-3, "curvature_samples": None})
+    result = compute(experiment, tmp_path)
+    assert Result.read(tmp_path / experiment.file) == result
+    assert Experiment(**json.loads(json.dumps(experiment.to_dict()))) == experiment
+    assert len({experiment.key, replace(experiment, seed=1).key, replace(experiment, knn=1).key}) == 3
+    (tmp_path / "other.json").write_text("{}")
+    with pytest.raises(ValueError, match="no result file"):
+        Result.read(tmp_path / "other.json")
+
+
+@pytest.mark.parametrize("scenario", ["data-il", "task-il", "class-il"])
+@pytest.mark.parametrize("method", ["none", "joint", "ranpac"])
+def test_shapes(method, scenario, tmp_path):
+    settings = {"random_features": 32} if method == "ranpac" else {}
+    result = compute(small(method, scenario=scenario, settings=settings), tmp_path)
+    joint, shared = method == "joint", scenario == "data-il"
+    assert len(result.history) == (1 if joint else 2)
+    assert len(result.history[-1]["accuracy"]) == (1 if shared else 2)
+    assert result.curve[-1] == (len(result.history), pytest.approx(result.accuracy))
+    assert (result.matrix is None) == (joint or shared)
+    if result.matrix is not None:
+        assert result.matrix.shape == (2, 2)
+        assert result.matrix.isnan().tolist() == [[False, True], [False, False]]
+    assert (result.converged is None) == (method == "ranpac")
+    assert result.state_bytes > 0
+    assert result.environment["backbone"]
+
+
+def test_closed_form_in_turn_is_closed_form_at_once(tmp_path):
+    results = [compute(small("ridge", tasks=tasks, settings={"ridge": 1.0}), tmp_path) for tasks in (1, 4)]
+    assert results[0].accuracy == results[1].accuracy > 0.5
+
+
+def test_only_some_evaluations_and_the_first_tasks(tmp_path):
+    result = compute(small("ridge", tasks=4, evaluate_every=2, first=3), tmp_path)
+    assert [entry["accuracy"] is None for entry in result.history] == [True, False, False]
+    assert [number for number, _ in result.curve] == [2, 3]
+
+
+def test_validation_leaves_the_test_images_alone():
+    images = load("digits")
+    plain, held = (make_stream(replace(SMALL, per_class=10, validate=flag), images) for flag in (False, True))
+    assert sum(len(task.train[1]) for task in plain.tasks) == 40
+    assert sum(len(task.train[1]) for task in held.tasks) == 32
+    every = {tuple(x.flatten().tolist()) for task in plain.tasks for x in task.train[0]}
+    assert all(tuple(x.flatten().tolist()) in every for x in held.tasks[0].test[0])
+
+
+def test_the_probe_of_features(tmp_path):
+    result = compute(small("ridge", tasks=4, knn=2), tmp_path)
+    assert [number for number, _ in result.knn] == [2, 4]
+    assert result.knn[0][1] == result.knn[1][1], "frozen features, and all tasks' images as references each time"
+    images = load("digits")
+    (task,) = make_stream(replace(SMALL, tasks=1), images).tasks
+    learner = Learner(
+        module.load_backbone("shipped").module,
+        "ridge",
+        preprocess=replace(module.load_backbone("shipped").preprocess, size=(16, 16)),
+    )
+    learner.learn(task.train)
+    features = [learner.model.features(learner._reading(x)) for x in (task.train[0], task.test[0])]
+    found = nearest_neighbours(features[0], task.train[1], features[1], module.NEIGHBOURS)
+    assert result.knn[0][1] == pytest.approx(float((found == task.test[1]).double().mean()), abs=0.02)
+
+
+def test_images_that_were_sized_as_they_were_read_stay_as_they_are(tmp_path):
+    backbone = module.load_backbone("shipped")
+    images = load("digits")
+    sized = [
+        module._learner(SMALL if size else replace(SMALL, size=None), backbone, given, tmp_path / name).preprocess.size
+        for name, size, given in (
+            ("asked", 16, images),
+            ("backbone", None, images),
+            ("own", None, replace(images, preprocess=replace(images.preprocess, size=None))),
+        )
+    ]
+    assert sized == [(16, 16), (32, 32), None]
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"scenario": "domain-il"}, "unknown scenario"),
+        ({"method": "ewk"}, "did you mean 'ewc'"),
+        ({"settings": {"epoch": 1}}, "did you mean 'epochs'"),
+        ({"tasks": 0}, "tasks is 0"),
+        ({"first": 3}, "first is 3"),
+        ({"knn": -1}, "knn is -1"),
+    ],
+)
+def test_what_cannot_be_run(changes, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        replace(SMALL, **changes)
+
+
+def test_everything_is_of_the_seed(tmp_path):
+    one, again = (compute(small("none"), tmp_path / name) for name in ("one", "again"))
+    assert figures(one) == figures(again)
+    other = compute(small("none", seed=1), tmp_path)
+    assert other.history[0]["loss"] != one.history[0]["loss"]
+    assert torch.get_num_threads() == 1

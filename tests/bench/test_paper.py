@@ -1,0 +1,185 @@
+"""The paper's artefacts: its own numbers, nothing run twice, and every scale runnable."""
+
+from dataclasses import replace
+
+import pytest
+
+from dlcft.bench.experiment import Experiment, Result
+from dlcft.bench.paper import ARTEFACTS, OPEN_CHOICES, ROWS, SCALES, cells, execute, experiments, variant
+from dlcft.bench.planning import Estimate, Plan, Rates, estimate_bytes, estimate_seconds, measure_rates, plan
+from dlcft.bench.spectrum import Spectrum, Trace, trace
+from dlcft.bench.tuning import grid_of, tune, tunings
+from dlcft.recipes import RECIPES
+
+RATES = Rates(training=1.0, remembering=0.1, remembering_once=5.0, testing=0.01, settling=2.0, peak=10**9)
+
+
+def test_the_papers_numbers():
+    table = {(c.artefact, c.label, c.column): c.paper for c in cells("all", "paper", 1)}
+    assert table["data-il", "DLCFT (TK-FAC)", "Seq-CIFAR-100, 100 tasks"] == 80.07
+    assert table["data-il", "Joint", "Seq-MIT-67, 4 tasks"] == 74.40
+    assert table["task-class-il", "DLCFT (TK-FAC)", "Class-IL"] == 59.98
+    assert table["task-class-il", "DLCFT without buffer", "Class-IL"] is None
+    assert ("task-class-il", "LwF", "Class-IL") not in table
+    assert table["ablation", "TK-FAC, nonlinear + SCE", "Data-IL, 10 tasks"] == 79.58
+    assert table["curvatures", "EWC", "Linear+MSE"] == 82.17
+    assert table["bwt", "EWC", "BWT"] == -21.63
+    assert sum(number is not None for number in table.values()) == 24 + 11 + 12 + 5 + 8
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_nothing_is_run_twice(scale):
+    planned = experiments("all", scale, 2)
+    keys = [one.experiment.key for one in planned]
+    assert len(set(keys)) == len(keys)
+    for name in ARTEFACTS:
+        needed = {cell.experiment.key for cell in cells(name, scale, 2)}
+        assert needed == {one.experiment.key for one in experiments(name, scale, 2)} <= set(keys)
+        assert needed
+    # curves and probes come from the tables' own runs
+    tables = {one.experiment.key for name in ("data-il", "ablation") for one in cells(name, scale, 1)}
+    assert {one.experiment.key for name in ("data-il-curves", "knn") for one in cells(name, scale, 1)} <= tables
+    assert [one.experiment.seed for one in planned] == sorted(one.experiment.seed for one in planned)
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_cells_are_what_their_rows_say(scale):
+    for one in cells("all", scale, 1):
+        experiment = one.experiment
+        if isinstance(experiment, Spectrum):
+            assert one.artefact == "vanishing-curvature"
+            continue
+        recipe = RECIPES[experiment.method].with_settings(dict(experiment.settings))
+        assert ("epochs" in experiment.settings) == (recipe.method != "ridge")
+        assert (experiment.knn > 0) >= (one.metric == "knn")
+        if "buffer" in experiment.settings:
+            assert experiment.scenario == "class-il" or recipe.method == "replay"
+        if one.label == "DLCFT without buffer":
+            assert recipe.buffer == 0
+    methods = {row.method for row in ROWS.values()}
+    assert {"ridge", "ranpac", "dlcft-exact", "dlcft", "dlcft-paper", "none-linear", "joint-linear"} <= methods
+
+
+def test_scales():
+    mini = {one.column: one.experiment for one in cells("data-il", "mini", 1) if one.label == "EWC"}
+    assert [(e.tasks, e.per_class, e.settings["epochs"], e.evaluate_every) for e in mini.values()] == [
+        (10, 200, 5, 1),
+        (100, 200, 10, 10),
+    ]
+    paper = [one for one in cells("data-il", "paper", 1) if one.label in ("EWC", "DLCFT (TK-FAC)")]
+    assert {one.experiment.per_class for one in paper} == {None}
+    assert len({one.weights for one in paper}) == 4, "ReLU for nonlinear rows, LeakyReLU for linearised ones"
+    assert len(experiments("all", "paper")) == 3 * len(experiments("all", "paper", 1))
+    assert all(choice.reason for choice in OPEN_CHOICES.values())
+
+
+def test_unknown_names():
+    with pytest.raises(ValueError, match="did you mean 'data-il'"):
+        cells("dta-il", "mini")
+    with pytest.raises(ValueError, match="unknown scale 'big'"):
+        cells("data-il", "big")
+    with pytest.raises(ValueError, match="seeds is 0"):
+        cells("data-il", "mini", 0)
+
+
+@pytest.mark.parametrize("label", ["None", "DLCFT (TK-FAC)", "dlcft-exact"])
+def test_smoke(label, tmp_path):
+    (planned,) = (one for one in experiments("data-il", "smoke") if one.label == label and "10 " in one.column)
+    result = execute(planned, tmp_path, report=lambda line: None)
+    assert isinstance(result, Result)
+    assert 0 <= result.accuracy <= 1
+
+
+def test_tuned_settings_take_effect():
+    (plain,) = (one for one in experiments("data-il", "smoke") if one.label == "EWC" and "10 " in one.column)
+    tuned = {variant(plain.experiment): {"strength": 7.0, "lr": 3e-3}}
+    changed = [one.experiment for one in experiments("data-il", "smoke", tuned=tuned)]
+    assert [e for e in changed if e.settings.get("strength") == 7.0] == [
+        replace(plain.experiment, settings={**plain.experiment.settings, **tuned[variant(plain.experiment)]})
+    ]
+
+
+def test_tuning(tmp_path):
+    (planned,) = (one for one in experiments("data-il", "smoke") if one.label == "EWC" and "10 " in one.column)
+    grid = grid_of(planned.experiment)
+    assert [len(values) for values in grid.values()] == [4, 3]
+    assert RECIPES["ewc"].lr in grid["lr"]
+    lines = []
+    small = {"strength": (1.0, 1e12), "lr": (1e-3,)}
+    best = tune(planned.experiment, small, tmp_path, report=lines.append)
+    assert best["lr"] == 1e-3
+    assert len(lines) == 3
+    assert len(list(tmp_path.glob("*.json"))) <= 3
+    assert all(Result.read(path).experiment.validate for path in tmp_path.glob("*.json"))
+    with pytest.raises(ValueError, match="diverges with every lr"):
+        tune(planned.experiment, {"lr": (1e30,)}, tmp_path, report=lines.append)
+
+
+def test_what_is_tuned():
+    found = tunings("data-il", "mini")
+    assert not any(planned.label in ("ridge", "RanPAC", "dlcft-exact") for planned in found.values())
+    assert {planned.label for planned in found.values()} >= {"LwF", "EWC", "MAS", "OSLA", "DLCFT (K-FAC)", "Joint"}
+    assert len({variant(planned.experiment) for planned in found.values()}) == len(found)
+
+
+def test_seconds_are_counted_up():
+    ridge = Experiment("digits", tasks=4, method="ridge", classes=10, per_class=10)
+    # 100 images, 4 tasks, 599 test images four times
+    assert estimate_seconds(ridge, RATES) == pytest.approx(100 * 0.1 + 4 * 5 + 4 * 2 + 4 * 5.99)
+    trained = replace(ridge, method="ewc", settings={"epochs": 3}, evaluate_every=2, knn=1)
+    assert estimate_seconds(trained, RATES) == pytest.approx(100 * 3.1 + 4 * 5 + 2 * 2 + 2 * 5.99 + 6.99)
+    joint = replace(ridge, method="joint", settings={"epochs": 3})
+    assert estimate_seconds(joint, RATES) == pytest.approx(100 * 3.1 + 5 + 2 + 5.99)
+    classes = replace(ridge, scenario="class-il", tasks=5)
+    assert estimate_seconds(classes, RATES) == pytest.approx(100 * 0.1 + 5 * 5 + 5 * 2 + 3 * 5.99)
+    first = replace(ridge, first=2, validate=True)
+    assert estimate_seconds(first, RATES) == pytest.approx(40 * 0.1 + 2 * 5 + 2 * 2 + 2 * 0.2)
+    assert estimate_bytes(ridge, RATES) == 10**9 + 3 * 699 * 1024
+    with pytest.raises(ValueError, match="size of 'npz'"):
+        estimate_seconds(replace(ridge, dataset="npz"), RATES)
+
+
+def test_a_plan_measures_each_kind_once_and_leaves_out_what_is_done(tmp_path):
+    planned, measured = experiments("all", "smoke", 2), []
+    (tmp_path / planned[0].experiment.file).write_text("")
+
+    def measure(experiment):
+        measured.append(experiment.key)
+        return RATES
+
+    found = plan(planned, tmp_path, measure=measure)
+    assert found.runs == len(planned) - 1
+    assert found.estimates[0] == Estimate(planned[0], 0.0, 0, True)
+    assert len(measured) == len(set(measured)) < len(planned) / 2
+    assert found.seconds > 0
+    assert found.peak > RATES.peak
+    assert (Plan(()).seconds, Plan(()).peak) == (0, 0)
+
+
+def test_measured_rates():
+    rates = measure_rates(Experiment(size=16, method="dlcft-paper", settings={"epochs": 7}))
+    assert 0 < rates.training < 1
+    assert 0 < rates.testing < 1
+    assert rates.remembering + rates.remembering_once > 0
+    assert rates.peak > 10**7
+
+
+def test_spectrum(tmp_path):
+    base = Spectrum(per_class=10, epochs=8, points=4, samples=50, iterations=5, width=30, lr=3e-3)
+    found = {
+        loss: trace(replace(base, loss=loss), tmp_path, report=lambda line: None) for loss in ("cross-entropy", "mse")
+    }
+    for loss, result in found.items():
+        assert [record["epochs"] for record in result.records][-1] == 8
+        assert len(result.records) == 4
+        assert result.records[-1]["train_loss"] < result.records[0]["train_loss"]
+        assert all(record["eigenvalue"] > 0 for record in result.records)
+        assert Trace.read(tmp_path / replace(base, loss=loss).file) == result
+        assert trace(replace(base, loss=loss), tmp_path) is not result
+    with pytest.raises(ValueError, match="unknown loss 'mce'"):
+        replace(base, loss="mce")
+    with pytest.raises(ValueError, match="points is 0"):
+        replace(base, points=0)
+    (tmp_path / "x.json").write_text("[]")
+    with pytest.raises(ValueError, match="no spectrum file"):
+        Trace.read(tmp_path / "x.json")
