@@ -39,11 +39,14 @@ class Memory:
         if missing:
             raise ValueError(f"the anchor lacks {sorted(missing)[0]!r}, which the curvature covers.")
 
-    def penalty(self, params: Mapping[str, Tensor]) -> Tensor:
-        """`ḡᵀd + ½ dᵀHd`, differentiable in the parameters. Without a stored gradient only the second term."""
+    def penalty(self, params: Mapping[str, Tensor], *, first_order: bool = True) -> Tensor:
+        """`ḡᵀd + ½ dᵀHd`, differentiable in the parameters.
+
+        Without a stored gradient, or with `first_order=False`, it is the second term alone.
+        """
         delta = self._delta(params)
         value = 0.5 * self.curvature.quad(delta)
-        if self.gradient is not None:
+        if self.gradient is not None and first_order:
             value = value + sum((self.gradient[name] * d).sum() for name, d in delta.items())
         return value
 

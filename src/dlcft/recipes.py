@@ -43,7 +43,8 @@ class Recipe:
         weigh_by: "tasks" or "samples".
         mean: the paper's weighted mean of new and old, or `L_data + strength·w̄·L_reg`.
         strength: λ of the quadratic baselines and LwF.
-        first_order: whether the memory keeps the gradient too.
+        first_order: whether the penalty has the gradient of the old loss too.
+        keep_gradient: whether `predicted_increase` has it, though the penalty may not.
         head: "zero" or "ridge": what a new head starts from.
         buffer: how many past samples may be kept, 0 for none.
         balance: the paper's λ between penalty and replay.
@@ -80,6 +81,7 @@ class Recipe:
     mean: bool = True
     strength: float = 1.0
     first_order: bool = False
+    keep_gradient: bool = False
     head: str = "zero"
     buffer: int = 0
     balance: float = 0.5
@@ -142,6 +144,7 @@ class Recipe:
                 mean=self.mean,
                 strength=self.strength,
                 first_order=self.first_order,
+                keep_gradient=self.keep_gradient,
                 draws=self.draws,
                 curvature_samples=self.curvature_samples,
                 buffer=Buffer(self.buffer) if keep else None,
@@ -186,7 +189,7 @@ _NONLINEAR = Recipe(linear=False, loss="cross-entropy", optimizer="sgd", lr=1e-3
 _BASELINE = replace(_NONLINEAR, method="quadratic", mean=False)
 _REPLAY = replace(_NONLINEAR, method="replay", buffer=500)
 _FROZEN = Recipe(method="ridge", linear=False, weigh_by="samples", batchnorm="frozen", batch_size=256)
-_DLCFT = Recipe(method="quadratic", curvature="exact-tk", head="ridge")
+_DLCFT = Recipe(method="quadratic", curvature="exact-tk", head="ridge", keep_gradient=True)
 
 RECIPES: dict[str, Recipe] = {
     # the paper's nonlinear baselines

@@ -4,7 +4,6 @@ import json
 from dataclasses import replace
 
 import pytest
-import torch
 
 from dlcft.bench import experiment as module
 from dlcft.bench.datasets import load
@@ -12,7 +11,7 @@ from dlcft.bench.experiment import Experiment, Result, make_stream, run
 from dlcft.learner import Learner
 from dlcft.metrics import nearest_neighbours
 
-SMALL = Experiment(dataset="digits", tasks=2, size=16, classes=4, per_class=6)
+SMALL = Experiment(dataset="digits", tasks=2, size=8, classes=4, per_class=6)
 TRAINED = {"epochs": 2, "batch_size": 8}
 
 
@@ -35,7 +34,7 @@ class Killed(BaseException):
 
 
 def test_killed_and_resumed(tmp_path, monkeypatch):
-    experiment = small("ewc", tasks=2, knn=2)
+    experiment = small("derpp", knn=2, settings={"buffer": 4})
     expected = compute(experiment, tmp_path / "whole")
     learn, calls = Learner.learn, []
 
@@ -121,7 +120,7 @@ def test_the_probe_of_features(tmp_path):
     learner = Learner(
         module.load_backbone("shipped").module,
         "ridge",
-        preprocess=replace(module.load_backbone("shipped").preprocess, size=(16, 16)),
+        preprocess=replace(module.load_backbone("shipped").preprocess, size=(8, 8)),
     )
     learner.learn(task.train)
     features = [learner.model.features(learner._reading(x)) for x in (task.train[0], task.test[0])]
@@ -135,12 +134,12 @@ def test_images_that_were_sized_as_they_were_read_stay_as_they_are(tmp_path):
     sized = [
         module._learner(SMALL if size else replace(SMALL, size=None), backbone, given, tmp_path / name).preprocess.size
         for name, size, given in (
-            ("asked", 16, images),
+            ("asked", 8, images),
             ("backbone", None, images),
             ("own", None, replace(images, preprocess=replace(images.preprocess, size=None))),
         )
     ]
-    assert sized == [(16, 16), (32, 32), None]
+    assert sized == [(8, 8), (32, 32), None]
 
 
 @pytest.mark.parametrize(
@@ -159,9 +158,6 @@ def test_what_cannot_be_run(changes, sentence):
         replace(SMALL, **changes)
 
 
-def test_everything_is_of_the_seed(tmp_path):
-    one, again = (compute(small("none"), tmp_path / name) for name in ("one", "again"))
-    assert figures(one) == figures(again)
-    other = compute(small("none", seed=1), tmp_path)
+def test_the_seed_decides(tmp_path):
+    one, other = (compute(small("none", seed=seed), tmp_path) for seed in (0, 1))
     assert other.history[0]["loss"] != one.history[0]["loss"]
-    assert torch.get_num_threads() == 1

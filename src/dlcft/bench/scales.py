@@ -89,7 +89,7 @@ class Scale:
     weights: Mapping[str, tuple[str | None, str | None]] = field(default_factory=dict)
 
 
-_DIGITS = Experiment(dataset="digits", tasks=2, size=16, classes=6, per_class=6)
+_DIGITS = Experiment(dataset="digits", tasks=2, size=8, classes=6, per_class=6)
 _MINI = Experiment(dataset="seq-cifar100", tasks=10, per_class=200)
 _PAPER = Experiment(dataset="seq-cifar100", tasks=10, backbone="resnet18-32", width=64)
 _MIT = Experiment(dataset="seq-mit67", tasks=4, backbone="resnet18")

@@ -28,7 +28,8 @@ class Quadratic(Method):
         mean: `(w L_data + w̄ L_reg)/(w + w̄)`, the paper's objective; else `L_data + strength·w̄·L_reg`, as the
             baselines trained with SGD, whose learning rate would shrink otherwise.
         strength: see `mean`.
-        first_order: whether the memory keeps the gradient at its anchor.
+        first_order: whether the penalty has the gradient at its anchor too.
+        keep_gradient: whether the memory keeps that gradient in any case, for `predicted_increase`.
         draws: of the estimator; None for exact.
         curvature_samples: how many samples the estimator looks at; None for all.
         buffer: of past samples, or None.
@@ -42,6 +43,7 @@ class Quadratic(Method):
     mean: bool = True
     strength: float = 1.0
     first_order: bool = False
+    keep_gradient: bool = False
     draws: int | None = 1
     curvature_samples: int | None = None
     buffer: Buffer | None = None
@@ -54,7 +56,7 @@ class Quadratic(Method):
         data = task.loss.value(task.model(batch.x, task.head), batch.y)
         if self.memory is None:
             return data
-        old = self.memory.penalty(self._params(task))
+        old = self.memory.penalty(self._params(task), first_order=self.first_order)
         if self.buffer is not None and len(self.buffer):
             old = self.balance * old + (1 - self.balance) * replayed_loss(
                 task, self.buffer, self.replay_batch, batch.generator
@@ -84,7 +86,7 @@ class Quadratic(Method):
             generator=task.generator("curvature"),
             samples=self.curvature_samples,
             include_head=self.include_head,
-            gradient=self.first_order,
+            gradient=self.first_order or self.keep_gradient,
         )
         remember = Memory.of if self.memory is None else self.memory.absorb
         self.memory = remember(params, found.curvature, self._weight(task), found.gradient)
