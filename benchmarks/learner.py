@@ -90,18 +90,16 @@ def head(features: int) -> nn.Linear:
 def by_hand(
     model: nn.Sequential, loss: Callable[[Tensor, Tensor], Tensor], data: Data, epochs: int, same: Learner
 ) -> Program:
-    """The shortest loop that takes the same steps; each call is one more task. `same` lends its order of samples."""
+    """The shortest loop that takes the steps that `same` is about to take, whose order of samples it borrows."""
     x, y = data
     parameters = [p for p in model.parameters() if p.requires_grad]
-    tasks = itertools.count()
 
     def program() -> None:
         model.eval()
         optimizer = torch.optim.SGD(parameters, **SGD)
-        task = next(tasks)
         for epoch in range(epochs):
             total = 0.0
-            for indices in torch.randperm(len(x), generator=same._stream(f"order {epoch}", task)).split(BATCH):
+            for indices in torch.randperm(len(x), generator=same._stream(f"order {epoch}")).split(BATCH):
                 value = loss(model(x[indices]), y[indices])
                 total += value.item() * len(indices)
                 optimizer.zero_grad()

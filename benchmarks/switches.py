@@ -81,10 +81,12 @@ def final_accuracy(method: str, settings: dict[str, object], stream: list[Pair],
     return 100 * learner.evaluate(held_out)["accuracy"]
 
 
-def accuracies(load: Callable[[], tuple[Pair, Pair]], tasks: int, seeds: int) -> None:
+def accuracies(load: Callable[[], tuple[Pair, Pair]], tasks: int, seeds: int, only: list[str] | None) -> None:
     data, held_out = load()
     rows = []
     for name, (method, settings) in ROWS.items():
+        if only and name not in only:
+            continue
         found = [final_accuracy(method, settings, tasks_of(data, tasks, s), held_out, s) for s in range(seeds)]
         spread = f" ± {statistics.stdev(found):.1f}" if seeds > 1 else ""
         rows.append([name, f"{statistics.mean(found):.1f}{spread}"])
@@ -121,13 +123,15 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="an .npz file with x_train and y_train of CIFAR-100")
     parser.add_argument("--quick", action="store_true", help="digits, two tasks")
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--only", nargs="+", help="rows of the second table, by name; without the first table")
     options = parser.parse_args()
     if not options.quick and options.data is None:
         parser.error("--data is needed, or --quick for the digits that come with scikit-learn.")
     load = few_digits if options.quick else lambda: cifar(options.data, 20, 100)
     tasks = 2 if options.quick else 5
-    forgetting(load, tasks)
-    accuracies(load, tasks, options.seeds)
+    if not options.only:
+        forgetting(load, tasks)
+    accuracies(load, tasks, options.seeds, options.only)
 
 
 if __name__ == "__main__":
