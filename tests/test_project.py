@@ -86,6 +86,7 @@ ORDER = [
     "cli.arguments",
     "cli.bench",
     "cli.model",
+    "cli.paper",
     "cli",
     "cli.__main__",
 ]

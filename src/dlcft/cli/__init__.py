@@ -9,7 +9,7 @@ from collections.abc import Callable
 from cyclopts import App
 
 from dlcft import __version__
-from dlcft.cli import bench, model
+from dlcft.cli import bench, model, paper
 
 app = App(
     name="dlcft",
@@ -25,6 +25,7 @@ COMMANDS: list[Callable[..., None]] = [
     model.rollback,
     model.forget,
     bench.run,
+    paper.reproduce,
     bench.report,
     bench.pretrain,
 ]

@@ -273,7 +273,7 @@ def pretrain(
 
 
 def list_(
-    what: Literal["methods", "curvatures", "datasets", "backbones"],
+    what: Literal["methods", "curvatures", "datasets", "backbones", "artefacts"],
     *,
     as_json: Annotated[bool, Parameter(name="--json")] = False,
 ) -> None:
@@ -305,6 +305,10 @@ def _names(what: str) -> list[str]:
         from dlcft.bench.datasets import NAMES
 
         return list(NAMES)
+    if what == "artefacts":
+        from dlcft.bench.paper import ARTEFACTS
+
+        return list(ARTEFACTS)
     from dlcft.bench.backbones import BACKBONES
 
     return list(BACKBONES)
