@@ -1,7 +1,7 @@
 """How good closed-form learning is by its features: directions, sizes, flips, and what the first task may add.
 
     python benchmarks/tangent.py --data cifar100.npz           # 100 classes of CIFAR-100: about half an hour, two cores
-    python benchmarks/tangent.py --data cifar100.npz --only flip     # the rows whose name has this word
+    python benchmarks/tangent.py --data cifar100.npz --only "ridge on z"     # some rows, by name
     python benchmarks/tangent.py --quick                       # the digits that come with scikit-learn: a minute
 
 The file holds `x_train` (N×H×W×3, uint8) and `y_train`; nothing else in it is read. A fifth of these training images is
@@ -59,7 +59,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="an .npz file with x_train and y_train")
     parser.add_argument("--quick", action="store_true", help="digits")
-    parser.add_argument("--only", default="", help="rows whose name has this word")
+    parser.add_argument("--only", nargs="+", help="rows by name")
     options = parser.parse_args()
     if not options.quick and options.data is None:
         parser.error("--data is needed, or --quick for the digits that come with scikit-learn.")
@@ -67,7 +67,7 @@ def main() -> None:
     backbone = load_backbone("shipped")
     rows = []
     for name, (method, settings) in ROWS.items():
-        if options.only not in name:
+        if options.only and name not in options.only:
             continue
         start = time.perf_counter()
         learner = Learner(backbone.module, method, preprocess=backbone.preprocess, **settings)

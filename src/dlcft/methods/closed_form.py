@@ -7,6 +7,7 @@ References:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,9 +29,14 @@ from dlcft.methods.base import (
 )
 from dlcft.ridge import Part, RidgeSums
 
-# Cross-validation finds the ridge for the squared error; accuracy is best at a third to a tenth of it where there is
-# much data, and at all of it where there is little. A third was never more than 0.6 points off (experiment log).
-ACCURACY_SHARE = 10**-0.5
+
+def accuracy_share(features: int, samples: int) -> float:
+    """The share of cross-validation's ridge, which is for the squared error, that suits accuracy.
+
+    Measured: a third of it where there are fewer samples than features, less where there are more. This rule was never
+    more than 0.3 points off the best ridge (docs/experiment-log.md).
+    """
+    return math.sqrt(0.1 * min(1.0, features / samples))
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +64,7 @@ class Ridge(Method):
     same fit with the outputs restricted. It is solved when a prediction asks for it.
 
     Args:
-        ridge: relative to standardised features; None takes `ACCURACY_SHARE` of `RidgeSums.choose_ridge`, which looks
+        ridge: relative to standardised features; None takes `accuracy_share` of `RidgeSums.choose_ridge`, which looks
             at the sums alone, so that order and split do not matter.
         weigh_by: "samples" or "tasks" (each task counts the same).
         scale: α of the targets.
@@ -174,7 +180,9 @@ class Ridge(Method):
         if self.origin is not None:
             more = sums.classes - len(self.origin.weight)
             options["start"] = torch.cat([self.origin.weight, self.origin.weight.new_zeros(more, sums.features)])
-        ridge = ACCURACY_SHARE * sums.choose_ridge(**options) if self.ridge is None else self.ridge
+        ridge = self.ridge
+        if ridge is None:
+            ridge = accuracy_share(sums.features, sums.samples) * sums.choose_ridge(**options)
         return sums.solve(ridge, **options)
 
 
