@@ -1,6 +1,6 @@
 """What the learner costs: its loop beside one by hand, its memory beside none, an EWC stream beside Avalanche's.
 
-    python benchmarks/learner.py           # quarter-width ResNet-18 at 32×32, about five minutes on two cores
+    python benchmarks/learner.py           # quarter-width ResNet-18 at 32×32, some minutes
     python benchmarks/learner.py --quick   # fewer images, one round, no peak memory, under a minute
 
 Avalanche is needed for the last table only. It asks for other packages, so it gets an environment of its own:
@@ -326,10 +326,10 @@ def main() -> None:
     samples, rounds = (64, 1) if options.quick else (256, options.rounds)
     peaks: dict[str, int] = {}
     if not options.quick and find_spec("avalanche") is not None:  # first: a large process would hand on its peak
-        peaks = {name: peak_memory(level_stream, name, 5, samples) for name in STREAMS}
+        peaks = {name: peak_memory(level_stream, name, 5, samples // 2) for name in STREAMS}
     beside_a_loop(samples, 2, rounds)
     beside_no_memory(samples, 2, rounds)
-    beside_avalanche(5, samples, rounds, peaks)
+    beside_avalanche(5, samples // 2, rounds, peaks)
 
 
 if __name__ == "__main__":

@@ -124,6 +124,18 @@ class Shared(nn.Module):
         return self.second(torch.tanh(self.first(torch.tanh(self.first(x)))))
 
 
+class Windows(nn.Module):
+    """Folds tokens into the batch, as attention over windows does."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.out = nn.Linear(5, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        tokens = torch.tanh(self.inner(x.flatten(0, 1))).unflatten(0, x.shape[:2])
+        return self.out(tokens.mean(1))
+
+
 class MLP(nn.Sequential):
     def __init__(self):
         super().__init__(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 5), nn.ReLU(inplace=True), nn.Linear(5, 4))

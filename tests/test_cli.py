@@ -128,7 +128,7 @@ def test_five_months_with_new_labels_in_the_third(tmp_path):
     assert "predicted_increase" in told["tasks"][-1]
     done = dlcft("forget", "--model", model, "--data", tmp_path / "month-4")
     assert "forgot 18 samples" in done.stdout
-    assert "version 6 is current" in dlcft("rollback", "--model", model).stdout
+    assert "version 5 is current" in dlcft("rollback", "--model", model).stdout
     done = dlcft("update", "--model", model, "--data", holdout, "--backbone", "shipped")
     assert done.returncode == 2
     assert "--backbone is for the first update" in done.stderr
@@ -155,3 +155,20 @@ def test_a_gate_has_its_own_exit_code(tmp_path):
     assert done.returncode == 3, done.stdout + done.stderr
     assert "it is not current" in done.stdout
     assert json.loads(dlcft("evaluate", "--model", model, "--data", good, "--json").stdout)["accuracy"] == 1
+
+
+def test_a_first_update_that_fails_leaves_nothing(tmp_path):
+    data, model = pictures(tmp_path / "data", ["red", "blue"]), tmp_path / "model"
+    broken = pictures(tmp_path / "broken", ["red", "blue"])
+    (broken / "red" / "0.png").write_bytes(b"no image")
+    for arguments in (
+        ["--data", tmp_path / "nowhere"],
+        ["--data", data, "--set", "tangent_features=-5"],
+        ["--data", data, "--set", "tangent_features=abc"],
+        ["--data", broken, "--set", "tangent_features=100"],
+        ["--data", broken, "--method", "dlcft"],
+    ):
+        done = dlcft("update", "--model", model, *arguments)
+        assert done.returncode == 2, done.stdout + done.stderr
+        assert "Traceback" not in done.stderr
+        assert not model.exists()

@@ -91,6 +91,10 @@ def test_merging_learners_of_other_features_is_refused():
         learner.learn((X, Y))
     with pytest.raises(ValueError, match="same features"):
         first.merge(second)
+    with pytest.raises(ValueError, match="with itself"):
+        first.merge(first)
+    with pytest.raises(ValueError, match="another recipe"):
+        first.merge(make(direction="random", tangent_features=50))
     trained = Learner(Net().double().eval(), "dlcft", epochs=1)
     with pytest.raises(ValueError, match="closed-form method"):
         trained.merge(first)
@@ -123,9 +127,13 @@ def test_what_was_never_learned_cannot_be_forgotten():
     before = solution(learner)
     with pytest.raises(ValueError, match="'x' was never learned"):
         learner.forget((X[:1], ["x"]))
-    with pytest.raises(ValueError, match="only what was added before"):
-        learner.forget((100 * X[40:], Y[40:]))
+    for strangers in ((100 * X[40:], Y[40:]), (X[40:], Y[40:]), (X[:6], (Y[:6] + 1) % 4), (X[:6] + 0.01, Y[:6])):
+        with pytest.raises(ValueError, match="only what was added before"):
+            learner.forget(strangers)
     assert torch.equal(solution(learner), before)
+    learner.forget((X[:6], Y[:6]))
+    with pytest.raises(ValueError, match="only what was added before"):
+        learner.forget((X[:6], Y[:6]))
     trained = Learner(Net().double().eval(), "dlcft", epochs=1)
     trained.learn((X, Y))
     with pytest.raises(ValueError, match="forget needs a closed-form method"):

@@ -9,7 +9,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from dlcft.prepare import fold_batchnorm
 from dlcft.tangent import FrozenFeatures, TangentFeatures, kronecker_sketch, share_budget
 from tests.estimators.test_grams import LAYERS, make_case
-from tests.networks import NETWORKS, build
+from tests.networks import NETWORKS, Windows, build
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths:UserWarning")
 
@@ -100,6 +100,8 @@ def test_attention_is_covered_without_being_named():
 def test_does_not_depend_on_how_many_samples_fit_into_memory(memory, first, monkeypatch):
     network, batch = build("vgg")
     features = TangentFeatures(network, directions_of(network, batch, 1), features=60)
+    features(batch)
+    assert not features.channels_last, "it has a view that needs the usual layout"
     whole, at_once = features._features(batch)
     assert at_once > 1000
     monkeypatch.setattr("dlcft.tangent.MEMORY", memory)
@@ -109,6 +111,13 @@ def test_does_not_depend_on_how_many_samples_fit_into_memory(memory, first, monk
     torch.testing.assert_close(features(batch), whole, rtol=1e-10, atol=1e-12)
     with torch.inference_mode():
         torch.testing.assert_close(features(batch), whole, rtol=1e-10, atol=1e-12)
+
+
+def test_tokens_folded_into_the_batch():
+    torch.manual_seed(0)
+    network, x = Windows().double(), torch.randn(6, 7, 5, dtype=torch.float64)
+    features = TangentFeatures(network, torch.randn(2, 3, dtype=torch.float64), features=40)
+    torch.testing.assert_close(features(x).detach(), brute_force(features, x), rtol=1e-9, atol=1e-9)
 
 
 def test_a_seed_fixes_it_and_the_backbone_is_left_alone():

@@ -103,6 +103,8 @@ class LearnerCore:
 
     def _known(self, head: str | None) -> str:
         name = HEAD if head is None and self.scenario != "task-il" else head
+        if not self._labels:
+            raise ValueError("nothing has been learned yet; call learn(data) first.")
         if name is None or name not in self._labels:
             raise ValueError(f"head is {head!r}; learned so far: {', '.join(self._labels) or 'none'}.")
         return name

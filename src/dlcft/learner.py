@@ -165,6 +165,10 @@ class Learner(LearnerCore):
             ValueError: when the method cannot, or the two look at different features.
         """
         method, theirs = self._closed_form("merge"), other._closed_form("merge")
+        if other is self:
+            raise ValueError("a learner cannot be merged with itself; that would count everything twice.")
+        if self.recipe != other.recipe or self.scenario != other.scenario or self._fingerprint != other._fingerprint:
+            raise ValueError("the other learner has another recipe, scenario or backbone; these must be the same.")
         if other._model is None:
             return
         if self._model is None:
@@ -172,10 +176,10 @@ class Learner(LearnerCore):
             self._model.set_heads({})
         ours, others = (learned_state(model.backbone) for model in (self._model, other._model))
         same = ours.keys() == others.keys() and all(torch.equal(ours[name], others[name]) for name in ours)
-        if self.recipe != other.recipe or self.scenario != other.scenario or not same:
+        if not same:
             raise ValueError(
-                "the other learner has another recipe, scenario, seed or direction; both must look at the same "
-                "features (direction='random' does not depend on data)."
+                "the other learner has another seed or direction; both must look at the same features "
+                "(direction='random' does not depend on data)."
             )
         places: dict[int, int] = {}
         for head, labels in other._labels.items():
@@ -217,9 +221,9 @@ class Learner(LearnerCore):
         return {"accuracy": right / len(samples), "loss": total / len(samples)}
 
     def predicted_increase(self) -> float | None:
-        """How much the last task has raised the old tasks' mean loss, by the memory alone; None if there is none.
+        """How much the last task has raised the old tasks' mean loss, by the memory alone.
 
-        For closed-form methods it is exact.
+        For closed-form methods it is exact. None where there was nothing before, or after `load`, `forget` and `merge`.
         """
         increase = self.method.predicted_increase()
         if self.history and increase is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from dlcft.buffer import Buffer
@@ -98,6 +98,8 @@ class Recipe:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be meant."""
+        for name, default in _DEFAULTS.items():
+            _check_type(name, getattr(self, name), default)
         for name, accepted in _CHOICES.items():
             if getattr(self, name) not in accepted:
                 raise ValueError(
@@ -109,6 +111,9 @@ class Recipe:
         for name in ("epochs", "batch_size", "replay_batch"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1.")
+        for name in ("buffer", "random_features", "tangent_features", "weight_decay", "strength", "momentum"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must not be negative.")
         if not 0 <= self.balance <= 1:
             raise ValueError(f"balance is {self.balance}; it must lie between 0 and 1.")
         if self.strict and not self.linear:
@@ -174,6 +179,22 @@ def check_name(kind: str, name: str, known: Collection[str]) -> None:
         raise ValueError(f"unknown {kind} {name!r}; {hint}: {', '.join(known)}.")
 
 
+def _check_type(name: str, value: Any, default: Any) -> None:
+    """A setting is of its default's kind; where that is None, a number or None."""
+    kind = {bool: "true or false", int: "an integer", float: "a number", str: "a word"}.get(
+        type(default), "a number or None"
+    )
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    fits = {
+        bool: isinstance(value, bool),
+        int: number and isinstance(value, int),
+        float: number,
+        str: isinstance(value, str),
+    }.get(type(default), number or value is None)
+    if not fits:
+        raise ValueError(f"{name} is {value!r}; it must be {kind}.")
+
+
 _CHOICES: dict[str, tuple[str, ...]] = {
     "method": ("finetune", "quadratic", "lwf", "replay", "ridge"),
     "loss": tuple(LOSSES),
@@ -184,6 +205,8 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "batchnorm": ("first", "frozen"),
     "direction": ("principal", "random"),
 }
+
+_DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(Recipe)}
 
 _NONLINEAR = Recipe(linear=False, loss="cross-entropy", optimizer="sgd", lr=1e-3)
 _BASELINE = replace(_NONLINEAR, method="quadratic", mean=False)

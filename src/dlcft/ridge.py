@@ -139,7 +139,8 @@ class RidgeSums:
     def minus(self, other: RidgeSums) -> RidgeSums:
         """The inverse of `merge`.
 
-        What is left is checked as far as sums allow: no count below zero, and `Σ w φ² ≥ Σ_c s_c²/n_c` for each feature.
+        What is left is checked as far as sums allow: no count below zero, and the scatter within classes,
+        `G − Σ_c s_c s_cᵀ/n_c`, has no negative direction. With more samples than features a stranger may pass.
 
         Raises:
             ValueError: when their features differ in number, or the other's data cannot have been part of these sums.
@@ -155,8 +156,10 @@ class RidgeSums:
         gone = left.counts <= _ROUNDING * before
         size = self.gram.diagonal()
         strange = left.class_sums[gone].square() > _ROUNDING * before[gone, None] * size
-        spread = left.gram.diagonal() - (left.class_sums[~gone].square() / left.counts[~gone, None]).sum(0)
-        if strange.any() or (spread < -_ROUNDING * size).any():
+        kept = left.class_sums[~gone]
+        scatter = left.gram.addmm(kept.T / left.counts[~gone], kept, alpha=-1)
+        scatter.diagonal().add_(_ROUNDING * (size + size.mean()) + torch.finfo(size.dtype).tiny)
+        if strange.any() or torch.linalg.cholesky_ex(scatter)[1]:
             raise ValueError(
                 "subtracting would leave a negative variance; only what was added before, with the same features, "
                 "labels and weights, can be subtracted."

@@ -143,7 +143,8 @@ class TangentFeatures(Frozen):
     ) -> None:
         super().__init__()
         self.base = fold_batchnorm(backbone).eval().requires_grad_(False)
-        if _may_be_channels_last(self.base):
+        self.channels_last = _may_be_channels_last(self.base)
+        if self.channels_last:
             self.base.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         parameters = dict(self.base.named_parameters())
         self.trainable = select(parameters, train)
@@ -189,7 +190,16 @@ class TangentFeatures(Frozen):
         # The first few samples tell how much memory one needs. Nothing is kept of that: sizes, and with them the last
         # bits of the features, must not depend on what was computed before.
         samples = _samples(x)
-        first, size = self._features(_part(x, slice(0, FIRST_SAMPLES)))
+        few = _part(x, slice(0, FIRST_SAMPLES))
+        try:
+            first, size = self._features(few)
+        except ValueError:
+            if not self.channels_last:
+                raise
+            # a network may count on the usual layout, as `view` does
+            self.base.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+            self.channels_last = False
+            first, size = self._features(few)
         parts = [first]
         for start in range(FIRST_SAMPLES, samples, size):
             parts.append(self._features(_part(x, slice(start, start + size)))[0])
@@ -204,41 +214,76 @@ class TangentFeatures(Frozen):
                 wanted = f"batch × {self.directions.shape[1]}, as long as the directions"
                 raise ValueError(f"the backbone gave features of shape {tuple(z.shape)}; {wanted}, is needed.")
             uses = [(name, a, edge) for name in self.layers for a, edge in calls[name]]
-            blocks = [z.detach()]
-            if self.weight is not None:
-                blocks.append(torch.relu(z.detach() @ self.weight.T))
+            folded = sorted({name for name, a, _ in uses if len(a) != len(z)})
+            rows: list[list[tuple[str, Tensor, Tensor | None]]] = []
             for index, direction in enumerate(self.directions):
                 cotangent = direction.expand_as(z)
                 last = index == len(self.directions) - 1
                 found = backward(z, [edge for _, _, edge in uses], cotangent, retain=not last)
-                rows = [(name, a, g) for (name, a, _), g in zip(uses, found, strict=True)]
-                blocks += self._sketches(index, rows, len(z))
+                rows.append([(name, a, g) for (name, a, _), g in zip(uses, found, strict=True)])
+        each = self._one_by_one(x, len(z), folded)
+        blocks = [z.detach()]
+        if self.weight is not None:
+            blocks.append(torch.relu(z.detach() @ self.weight.T))
+        for index in range(len(self.directions)):
+            blocks += self._sketches(index, rows[index], len(z), {name: each[name] for name in folded})
+        for index in range(len(self.directions)):
+            blocks += [self._sketch_of(name, index, each[name][index]) for name in self.others]
         # their activations, and as much again for the gradients
-        floats = 2 * sum(a[0].numel() for _, a, _ in uses) + self.length
-        if self.others:
-            cotangents = self.directions[:, None].expand(-1, len(z), -1)
-            each = per_sample_gradients(self.base, x, self.others, cotangents)
-            for index in range(len(self.directions)):
-                for name in self.others:
-                    left, right = self._pair(name, index)
-                    gradient = each[name][index].reshape(len(z), left.shape[2], right.shape[1])
-                    blocks.append((left[0] @ gradient @ right[0]).flatten(1))
+        floats = 2 * sum(a.numel() for _, a, _ in uses) // len(z) + self.length
         return torch.cat(blocks, 1), max(1, MEMORY // (8 * floats))
 
+    def _one_by_one(self, x: Input, samples: int, folded: list[str]) -> dict[str, Tensor]:
+        """The gradients D of what has no rows by sample, (directions, samples, groups, O, K), sample by sample.
+
+        That is bare parameters, and layers that are given tokens or windows in place of samples.
+        """
+        pairs = {
+            name: [f"{name}.weight", *([f"{name}.bias"] if self.layers[name].bias is not None else [])]
+            for name in folded
+        }
+        names = [*self.others, *(parameter for pair in pairs.values() for parameter in pair)]
+        if not names:
+            return {}
+        cotangents = self.directions[:, None].expand(-1, samples, -1)
+        found = per_sample_gradients(self.base, x, names, cotangents)
+        each: dict[str, Tensor] = {}
+        for name in [*self.others, *folded]:
+            left, _ = self._pair(name, 0)
+            parts = [
+                found[p].reshape(*cotangents.shape[:2], left.shape[0], left.shape[2], -1)
+                for p in pairs.get(name, [name])
+            ]
+            each[name] = torch.cat(parts, -1)
+        return each
+
     @torch.no_grad()
-    def _sketches(self, index: int, rows: Sequence[tuple[str, Tensor, Tensor | None]], samples: int) -> list[Tensor]:
+    def _sketches(
+        self,
+        index: int,
+        rows: Sequence[tuple[str, Tensor, Tensor | None]],
+        samples: int,
+        folded: Mapping[str, Tensor],
+    ) -> list[Tensor]:
         """Of every layer for one direction; zero where the direction does not depend on the layer."""
         blocks = []
         for name, layer in self.layers.items():
             uses = [(a, g) for used, a, g in rows if used == name and g is not None]
             left, right = self._pair(name, index)
-            if uses:
+            if name in folded:
+                blocks.append(self._sketch_of(name, index, folded[name][index]))
+            elif uses:
                 xs, gs = zip(*uses, strict=True)
                 blocks.append(kronecker_sketch(layer, xs, gs, left, right).flatten(1))
             else:
                 log.info("%s has no part in direction %d: its tangent features are zero", name, index)
                 blocks.append(left.new_zeros(samples, left.shape[1] * right.shape[2]))
         return blocks
+
+    def _sketch_of(self, name: str, index: int, gradient: Tensor) -> Tensor:
+        """Of gradients D that are there, (samples, groups, O, K)."""
+        left, right = self._pair(name, index)
+        return (left @ gradient @ right).sum(1).flatten(1)
 
     def _pair(self, name: str, index: int) -> tuple[Tensor, Tensor]:
         return self.get_buffer(f"left {index} {_flat(name)}"), self.get_buffer(f"right {index} {_flat(name)}")

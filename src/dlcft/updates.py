@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass
@@ -58,6 +59,7 @@ def update(
     learner: Learner,
     data: Any,
     *,
+    directory: str | os.PathLike[str] | None = None,
     holdout: Any = None,
     max_drop: float | None = None,
     max_flips: float | None = None,
@@ -66,8 +68,9 @@ def update(
     """Learn new data and save the result where the learner lives.
 
     Args:
-        learner: one that was saved or loaded.
+        learner: one that was saved or loaded, or a new one.
         data: see `Samples`.
+        directory: where a new one shall live.
         holdout: labelled samples that are never learned, to test old and new on.
         max_drop: the new version is kept but not made current when the accuracy on held-out samples falls by more.
         max_flips: the same when a larger share of them turns from right to wrong.
@@ -80,6 +83,8 @@ def update(
         raise ValueError("max_drop and max_flips need holdout samples to be measured on.")
     samples = learner.samples(data)
     held_out = None if holdout is None else learner.samples(holdout)
+    if directory is not None and not learner.tasks and learner.method.trains:
+        learner.save(directory)  # so that training, which may take long, can be continued after a kill
     known = set(learner.labels()) if learner.tasks else set()
     before = answers(learner, held_out) if held_out is not None and learner.tasks else None
     started = time.perf_counter()
@@ -93,7 +98,7 @@ def update(
         learner.notes["calibration_error"] = facts["calibration_error"]
     accepted = not (_past(facts["drop"], max_drop) or _past(facts["flips"], max_flips))
     increase = learner.predicted_increase()
-    version = learner.save(keep=keep, current=accepted)
+    version = learner.save(directory, keep=keep, current=accepted)
     new = [label for label in learner.labels() if label not in known]
     return Update(len(samples), new, increase, accepted=accepted, version=version, seconds=seconds, **facts)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -75,12 +77,16 @@ def update(
     positive("--keep", keep)
     from dlcft.updates import update as learn_update
 
-    learner = _open_or_create(model, backbone, weights, method, dict(setting(text) for text in set_ or []), dry_run)
+    learner = _open_or_create(model, backbone, weights, method, dict(setting(text) for text in set_ or []))
     samples = learner.samples(data)
     if dry_run:
         _describe(learner, samples, model)
         return
-    done = learn_update(learner, samples, holdout=holdout, max_drop=max_drop, max_flips=max_flips, keep=keep)
+    if not learner.tasks:
+        print(f"a new model on the backbone {learner.notes['backbone']['name']!r}", file=sys.stderr)
+    options: dict[str, Any] = {"holdout": holdout, "max_drop": max_drop, "max_flips": max_flips, "keep": keep}
+    with _nothing_left_behind(model, learner):
+        done = learn_update(learner, samples, directory=model, **options)
     if as_json:
         print(json.dumps(done.to_dict()))
     else:
@@ -123,6 +129,7 @@ def predict(
     positive("--batch-size", batch_size)
     learner = _open(model)
     what = learner.inputs(inputs)
+    top = min(top, len(learner.labels()))
     skipped: list[str] = []
     rows = _predictions(learner, what, top, batch_size, skipped)
     if out is None:
@@ -245,13 +252,14 @@ def _open(model: Path) -> Learner:
 
 
 def _open_or_create(
-    model: Path, backbone: str | None, weights: str | None, method: str | None, settings: dict[str, Any], dry_run: bool
+    model: Path, backbone: str | None, weights: str | None, method: str | None, settings: dict[str, Any]
 ) -> Learner:
     from dlcft.bench.backbones import load_backbone
     from dlcft.checkpoint import Store
     from dlcft.learner import Learner
 
-    if Store(model).current is not None:
+    current = Store(model).current
+    if current is not None and current.header["tasks"]:
         given = {"--backbone": backbone, "--weights": weights, "--method": method, "--set": settings or None}
         named = [name for name, value in given.items() if value is not None]
         if named:
@@ -260,9 +268,27 @@ def _open_or_create(
     found = load_backbone(backbone or "shipped", weights=weights)
     learner = Learner(found.module, method or "dlcft-exact", preprocess=found.preprocess, **settings)
     learner.notes["backbone"] = found.rebuild
-    if not dry_run:
-        learner.save(model)
-    return learner
+    if current is None:
+        return learner
+    # a first update was killed: the same command goes on with it
+    begun = _open(model)
+    if (begun.recipe, begun.notes["backbone"]) != (learner.recipe, found.rebuild):
+        raise ValueError(
+            f"{model} holds a first update that was interrupted, with other settings; give these, or delete it."
+        )
+    return begun
+
+
+@contextmanager
+def _nothing_left_behind(model: Path, learner: Learner) -> Iterator[None]:
+    """A first update that fails leaves no directory that it has made; one that is interrupted may be continued."""
+    new = not model.exists()
+    try:
+        yield
+    except (ValueError, OSError, FloatingPointError):
+        if new and not learner.tasks:
+            shutil.rmtree(model, ignore_errors=True)
+        raise
 
 
 def _describe(learner: Learner, samples: Any, model: Path) -> None:

@@ -132,6 +132,7 @@ class Tape:
                 recording(self.model, self.network, self.trainable, self.layers) as calls,
             ):
                 z_frozen, z = self._features(x, needs_outputs or gradient)
+                self._settle(calls, len(labels))
                 rows = self._rows(labels, z_frozen, z, calls, loss, draws, generator, gradient, output_grads)
             if self.others:
                 cotangents = rows.output_grads @ self.directions()
@@ -165,7 +166,6 @@ class Tape:
         gradient: bool,
         output_grads: Any,
     ) -> Rows:
-        self._settle(calls)
         head = self.model.head(self.head)
         directions = self.directions()
         z_head = z_frozen.detach() if self.model.strict else z
@@ -204,13 +204,20 @@ class Tape:
         weight, bias = self.model.head_names(self.head)
         return summed | {weight: residual.T @ z, bias: residual.sum(0)}
 
-    def _settle(self, calls: Mapping[str, list[Any]]) -> None:
-        """After the first batch it is known which layers' hooks fire; those of attention's projections never do."""
+    def _settle(self, calls: Mapping[str, list[tuple[Tensor, GradientEdge]]], samples: int) -> None:
+        """After the first batch it is known which layers' rows can be told apart by sample.
+
+        Hooks of attention's projections never fire; and a layer that is given tokens or windows in place of samples
+        has rows of which only the network knows whose they are.
+        """
         silent = [name for name in self.layers if not calls[name]]
-        if self._settled and silent:
-            raise ValueError(f"layer {silent[0]!r} ran for an earlier batch and not for this one.")
-        for name in silent:
-            log.info("%s is not called as a module: diagonal curvature", name)
+        folded = [name for name in self.layers if any(len(a) != samples for a, _ in calls[name])]
+        if self._settled and (silent or folded):
+            name = (silent or folded)[0]
+            raise ValueError(f"layer {name!r} ran for an earlier batch, and not, or in another way, for this one.")
+        for name in [*silent, *folded]:
+            why = "is not called as a module" if name in silent else "is not given one row of the batch a sample"
+            log.info("%s %s: diagonal curvature", name, why)
             self.others += self.names()[name]
             del self.layers[name]
         self._settled = True

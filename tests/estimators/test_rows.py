@@ -1,0 +1,22 @@
+"""Rows by sample: what has none is not taken for what it is not."""
+
+import pytest
+import torch
+
+from dlcft import Classifier, ScaledMSE, estimate
+from tests.networks import Windows
+
+
+@pytest.mark.parametrize("name", ["diagonal", "kfac", "exact-tk"])
+def test_tokens_folded_into_the_batch_are_not_taken_for_samples(name):
+    """Their layer gets the exact per-sample diagonal instead of factors with the wrong counts."""
+    torch.manual_seed(0)
+    model = Classifier(Windows().double(), 3)
+    model.add_head("h", 2)
+    torch.nn.init.normal_(model.head("h").weight)
+    batches = [(torch.randn(4, 7, 5, dtype=torch.float64), torch.tensor([0, 1, 1, 0]))]
+    found = estimate(name, model, batches, ScaledMSE(), "h", draws=None).curvature
+    dense = estimate("dense", model, batches, ScaledMSE(), "h", draws=None).curvature
+    delta = {n: torch.zeros_like(p) for n, p in model.params("h").items()}
+    delta["backbone.inner.weight"][1, 2] = 1.0
+    assert float(found.quad(delta)) == pytest.approx(float(dense.quad(delta)), rel=1e-9)
