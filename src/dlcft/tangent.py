@@ -292,7 +292,7 @@ class TangentFeatures(Frozen):
 def share_budget(features: int, shapes: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """How many rows o and columns k each matrix (O, K) is sketched to, o·k summing to at most `features`.
 
-    Every matrix gets the same share, with o twice k where there is room (measured: docs/experiment-log.md).
+    Every matrix gets the same share, with o about twice k where there is room.
 
     Raises:
         ValueError: when there is less than one feature a matrix.
