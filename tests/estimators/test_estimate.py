@@ -429,7 +429,9 @@ def test_bad_input():
     skipping = Classifier(Skipping().double(), 3)
     skipping.add_head("h", 3)
     v = vectors()
-    with pytest.raises(ValueError, match="layer 'second' ran for an earlier batch and not for this one"):
+    with pytest.raises(
+        ValueError, match="layer 'second' ran for an earlier batch, and not, or in another way, for this one"
+    ):
         estimate("kfac", skipping, [(v, y), (v[:1], y[:1])], loss, "h")
     wide = Classifier(nn.Linear(6, 4000).double(), 4000)
     wide.add_head("h", 3)

@@ -45,6 +45,7 @@ ESTIMATORS: dict[str, type[Statistics] | None] = {
     "dense": None,  # not layer by layer: one matrix on everything
 }
 
+PASS_SAMPLES = 64  # whose activations and gradients are held at once
 DENSE_LIMIT = 20_000
 
 
@@ -119,7 +120,7 @@ def _resolve(estimator: str | type[Statistics]) -> type[Statistics] | None:
 
 
 class _Limited:
-    """Batches up to a number of samples, as often as they are asked for."""
+    """Batches up to a number of samples, as often as they are asked for, in parts of `PASS_SAMPLES` at the most."""
 
     def __init__(self, batches: Batches, samples: int | None) -> None:
         if isinstance(batches, Iterator):
@@ -130,19 +131,20 @@ class _Limited:
     def __iter__(self) -> Iterator[tuple[Input, Tensor]]:
         left = self.samples
         for x, labels in self.batches:
-            if left is None:
-                yield x, labels
-                continue
-            if left <= 0:
+            if left is not None and left <= 0:
                 return
-            yield _first(x, left), labels[:left]
-            left -= len(labels)
+            count = len(labels) if left is None else min(left, len(labels))
+            for start in range(0, count, PASS_SAMPLES):
+                part = slice(start, min(start + PASS_SAMPLES, count))
+                yield _part(x, part), labels[part]
+            if left is not None:
+                left -= len(labels)
 
 
-def _first(x: Input, count: int) -> Input:
+def _part(x: Input, part: slice) -> Input:
     if isinstance(x, Mapping):
-        return {key: value[:count] for key, value in x.items()}
-    return tuple(value[:count] for value in x) if isinstance(x, tuple) else x[:count]
+        return {key: value[part] for key, value in x.items()}
+    return tuple(value[part] for value in x) if isinstance(x, tuple) else x[part]
 
 
 def _one_pass(
@@ -184,8 +186,8 @@ def _one_pass(
             others[name] = others[name] + value if name in others else value
         _add(summed, rows.gradient)
     blocks: dict[str, Block] = {}
-    for statistic in statistics.values():
-        blocks |= statistic.blocks(count)
+    for name in list(statistics):  # let go one by one: the sums are as large as what they become
+        blocks |= statistics.pop(name).blocks(count)
     for name, value in others.items():
         blocks[tape.prefix + name] = Diagonal((tape.prefix + name,), value / count)
     return blocks, count, summed

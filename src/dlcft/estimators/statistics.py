@@ -114,7 +114,7 @@ class KfacStatistics(Statistics):
 
     def blocks(self, count: int) -> dict[str, Block]:
         """One Kronecker block."""
-        left, right = self.sums["left"] / count, self.right.result() / count
+        left, right = self.sums["left"] / count, self.right.result().div_(count)
         ones = left.new_ones(self._groups)
         return {self._name: Kronecker(self.names, self._groups, left, right, ones)}
 
@@ -136,8 +136,8 @@ class TkfacStatistics(KfacStatistics):
 
     def blocks(self, count: int) -> dict[str, Block]:
         """One Kronecker block."""
-        factors = self.sums["left"], self.right.result(), self.sums["divisor"]
-        return {self._name: Kronecker(self.names, self._groups, *(f / count for f in factors))}
+        left, right, divisor = self.sums["left"] / count, self.right.result().div_(count), self.sums["divisor"] / count
+        return {self._name: Kronecker(self.names, self._groups, left, right, divisor)}
 
 
 class ExactTkStatistics(Statistics):
@@ -154,7 +154,7 @@ class ExactTkStatistics(Statistics):
 
     def blocks(self, count: int) -> dict[str, Block]:
         """One Kronecker block."""
-        right, left, divisor = (moment / count for moment in self.moments.result())
+        right, left, divisor = (moment.div_(count) for moment in self.moments.result())
         return {self._name: Kronecker(self.names, self._groups, left, right, divisor)}
 
 
