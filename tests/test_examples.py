@@ -10,7 +10,7 @@ import pytest
 EXAMPLES = Path(__file__).parents[1] / "examples"
 SAYS = {
     "new_method.py": r"accuracy on the latest task: (9\d|100)%",
-    "new_curvature.py": r"predicted rise of the first task's loss: \d",
+    "new_curvature.py": r"predicted rise of the first task's loss: -?\d",
     "update_your_model.py": r"labels known: \['green', 'red', 'blue'\]; accuracy: 100%",
 }
 

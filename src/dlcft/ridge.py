@@ -31,6 +31,7 @@ RIDGES = tuple(10 ** (k / 2) for k in range(-10, 5))
 _BLOCK = 1024  # columns of the Gram matrix at a time: only blocks on and above the diagonal are multiplied
 _CONSTANT = 1e-12  # a variance below this share of the mean square is rounding: the feature counts as constant
 _EIGEN_LIMIT = 1500  # features up to which an eigendecomposition is quick
+_STRANGER = 1e-4  # how large a negative direction, relative to a sample's ‖φ‖², is no rounding
 _ROUNDING = 1e-9  # how far below zero, relative to what was there, a difference of sums may fall
 
 
@@ -158,7 +159,8 @@ class RidgeSums:
         strange = left.class_sums[gone].square() > _ROUNDING * before[gone, None] * size
         kept = left.class_sums[~gone]
         scatter = left.gram.addmm(kept.T / left.counts[~gone], kept, alpha=-1)
-        scatter.diagonal().add_(_ROUNDING * (size + size.mean()) + torch.finfo(size.dtype).tiny)
+        # a stranger leaves −‖φ‖² in some direction, the same sample in float32 but a millionth of it
+        scatter.diagonal().add_(_STRANGER * size.sum() / self.counts.sum() + torch.finfo(size.dtype).tiny)
         if strange.any() or torch.linalg.cholesky_ex(scatter)[1]:
             raise ValueError(
                 "subtracting would leave a negative variance; only what was added before, with the same features, "

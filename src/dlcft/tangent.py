@@ -196,14 +196,22 @@ class TangentFeatures(Frozen):
         except ValueError:
             if not self.channels_last:
                 raise
-            # a network may count on the usual layout, as `view` does
-            self.base.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
-            self.channels_last = False
-            first, size = self._features(few)
+            first, size = self._without_channels_last(few)
         parts = [first]
         for start in range(FIRST_SAMPLES, samples, size):
             parts.append(self._features(_part(x, slice(start, start + size)))[0])
         return torch.cat(parts)
+
+    def _without_channels_last(self, x: Input) -> tuple[Tensor, int]:
+        """A network may count on the usual layout, as `view` does; if that is not it, all is as it was."""
+        self.base.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+        try:
+            found = self._features(x)
+        except ValueError:
+            self.base.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            raise
+        self.channels_last = False
+        return found
 
     def _features(self, x: Input) -> tuple[Tensor, int]:
         """Features, and how many samples there may be at once."""
