@@ -25,9 +25,10 @@ METHODS = {
 }
 
 # Handwritten digits turned by 40 degrees more in each task, and digits two by two. Small, so that it ends in minutes.
-TURNED = Experiment(dataset="digits", scenario="data-il", tasks=3, turn=40.0)
-NEW_CLASSES = Experiment(dataset="digits", scenario="class-il", tasks=5)
+TURNED = Experiment(dataset="digits", scenario="data-il", tasks=3, turn=40.0, per_class=40)
+NEW_CLASSES = Experiment(dataset="digits", scenario="class-il", tasks=5, per_class=40)
 BUFFER = 50
+FEW_FEATURES = {"tangent_features": 1024, "random_features": 256}
 
 
 def experiments(epochs: int, seed: int) -> Iterator[Experiment]:
@@ -36,6 +37,8 @@ def experiments(epochs: int, seed: int) -> Iterator[Experiment]:
         for method in METHODS:
             recipe = RECIPES[method]
             settings: dict[str, object] = {} if recipe.method == "ridge" else {"epochs": epochs}
+            if recipe.tangent_features:
+                settings |= FEW_FEATURES
             if recipe.buffer:
                 settings["buffer"] = BUFFER
             yield replace(base, method=method, seed=seed, settings=settings)
