@@ -57,7 +57,7 @@ def forge(directory, change, name=MANIFEST):
     path.write_bytes(_files._sealed(fields))
 
 
-def refused(store, match):
+def assert_refused(store, match):
     """Reading, committing and rolling back fail with one sentence and change nothing."""
     before = files(store.directory)
     for action in (store.read, lambda: store.commit(*content(9)), lambda: store.rollback(1)):
@@ -368,7 +368,7 @@ def test_no_other_length_is_accepted(tmp_path):
 def test_foreign_and_newer_manifests(tmp_path, data, match):
     store = committed(tmp_path)
     (tmp_path / MANIFEST).write_bytes(data)
-    refused(store, match)
+    assert_refused(store, match)
 
 
 def version_fields(**changes):
@@ -398,7 +398,7 @@ def version_fields(**changes):
 def test_sealed_nonsense_is_refused(tmp_path, change, match):
     store = committed(tmp_path)
     forge(tmp_path, change)
-    refused(store, match)
+    assert_refused(store, match)
 
 
 @pytest.mark.parametrize(
@@ -468,7 +468,7 @@ def test_manifests_that_are_too_large(tmp_path, monkeypatch):
         store.commit({}, {"labels": ["x" * 50] * 50})
     assert files(tmp_path) == before
     (tmp_path / MANIFEST).write_bytes(b" " * 2_001)
-    refused(store, "has 2001 bytes; 2000 are expected at most")
+    assert_refused(store, "has 2001 bytes; 2000 are expected at most")
 
 
 # --- disks and processes ----------------------------------------------------------------------------------------------

@@ -89,7 +89,7 @@ def pack_cifar100(folder, **options):
     return folder / "cifar-100-python.tar.gz", train, test
 
 
-def check_cifar100(images, train, test):
+def assert_cifar100(images, train, test):
     assert torch.equal(images.x_train, torch.from_numpy(train.reshape(-1, 3, 32, 32)))
     assert torch.equal(images.x_test, torch.from_numpy(test.reshape(-1, 3, 32, 32)))
     assert images.y_train.tolist() == [2, 0, 1, 2, 1, 0]
@@ -153,9 +153,9 @@ def as_pickle(protocol):
 @pytest.mark.parametrize("dump", [python2_pickle, *map(as_pickle, (2, 3, 4, 5))])
 def test_cifar100_files_of_any_age(tmp_path, dump):
     train, test = write_cifar100(tmp_path, dump)
-    check_cifar100(load("seq-cifar100", tmp_path), train, test)
-    check_cifar100(load("seq-cifar100", tmp_path / "cifar-100-python"), train, test)
-    check_cifar100(load(tmp_path), train, test)
+    assert_cifar100(load("seq-cifar100", tmp_path), train, test)
+    assert_cifar100(load("seq-cifar100", tmp_path / "cifar-100-python"), train, test)
+    assert_cifar100(load(tmp_path), train, test)
 
 
 def test_arrays_pickled_before_numpy_2():
@@ -176,21 +176,21 @@ def test_unpickled_arrays_are_equal_in_any_type_and_order(kind, protocol):
 
 def test_cifar100_in_its_archive(tmp_path):
     archive, train, test = pack_cifar100(tmp_path)
-    check_cifar100(load("seq-cifar100", tmp_path), train, test)
-    check_cifar100(load("seq-cifar100", archive), train, test)
-    check_cifar100(load(archive), train, test)
+    assert_cifar100(load("seq-cifar100", tmp_path), train, test)
+    assert_cifar100(load("seq-cifar100", archive), train, test)
+    assert_cifar100(load(archive), train, test)
 
 
 def test_the_default_folder(tmp_path, monkeypatch):
     train, test = write_cifar100(tmp_path / "default" / "seq-cifar100")
-    check_cifar100(load("seq-cifar100"), train, test)
+    assert_cifar100(load("seq-cifar100"), train, test)
     monkeypatch.setenv("DLCFT_DATA", str(tmp_path / "default" / "seq-cifar100"))
-    check_cifar100(load("seq-cifar100"), train, test)
+    assert_cifar100(load("seq-cifar100"), train, test)
     monkeypatch.delenv("DLCFT_DATA")
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / ".cache" / "dlcft").mkdir(parents=True)
     (tmp_path / "default").rename(tmp_path / ".cache" / "dlcft" / "data")
-    check_cifar100(load("seq-cifar100"), train, test)
+    assert_cifar100(load("seq-cifar100"), train, test)
 
 
 def test_cifar100_as_npz(tmp_path):
@@ -198,8 +198,8 @@ def test_cifar100_as_npz(tmp_path):
     labels = {"y_train": np.array([2, 0, 1, 2, 1, 0]), "y_test": np.array([1, 1, 2], dtype=np.uint8)}
     np.savez(tmp_path / "part.npz", x_train=train, x_test=test, classes=["apple", "bear", "cloud"], **labels)
     rows = [x.transpose(0, 3, 1, 2).reshape(-1, 3072) for x in (train, test)]
-    check_cifar100(load("seq-cifar100", tmp_path / "part.npz"), *rows)
-    check_cifar100(load("seq-cifar100", tmp_path), *rows)
+    assert_cifar100(load("seq-cifar100", tmp_path / "part.npz"), *rows)
+    assert_cifar100(load("seq-cifar100", tmp_path), *rows)
     own = load(tmp_path / "part.npz")
     assert (own.name, own.augment, own.preprocess.size) == ("npz", "none", (32, 32))
     expected = torch.from_numpy(train).double().reshape(-1, 3) / 255
@@ -659,11 +659,11 @@ def test_a_download_is_checked_and_done_once(tmp_path, served):
         load("seq-cifar100")
     assert opened == [], "nothing is downloaded unless asked for"
     for _ in range(2):
-        check_cifar100(load("seq-cifar100", download=True), train, test)
-    check_cifar100(load("seq-cifar100"), train, test)
+        assert_cifar100(load("seq-cifar100", download=True), train, test)
+    assert_cifar100(load("seq-cifar100"), train, test)
     assert opened == [archive.as_uri()]
     assert [path.name for path in (tmp_path / "default" / "seq-cifar100").iterdir()] == [archive.name]
-    check_cifar100(load("seq-cifar100", tmp_path / "mine", download=True), train, test)
+    assert_cifar100(load("seq-cifar100", tmp_path / "mine", download=True), train, test)
 
 
 def test_a_wrong_checksum_keeps_nothing(tmp_path, served):
