@@ -54,6 +54,8 @@ ORDER = [
     "learner",
     "calibration",
     "updates",
+    "pages",
+    "pages.drawing",
     "bench",
     "bench.backbones.resnet",
     "bench.backbones.files",

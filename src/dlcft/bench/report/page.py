@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from importlib import resources
 from typing import Any
 
 from dlcft.bench.experiment import Result
@@ -13,9 +12,9 @@ from dlcft.bench.report import figures
 from dlcft.bench.report.figures import REMEMBERING, TRAINING, Style
 from dlcft.bench.report.summary import Row, conditions, heading, labels
 from dlcft.bench.report.tables import Paper, best, columns, found_sections, number
+from dlcft.pages import in_bytes, in_seconds, render
+from dlcft.pages.drawing import PALETTE, bars
 from dlcft.recipes import RECIPES
-
-_UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
 def to_html(
@@ -29,15 +28,12 @@ def to_html(
         paper: the paper's accuracies in percent, see `Paper`.
         warnings: sentences to show, such as those that `read_results` gives about foreign files.
     """
-    from jinja2 import Environment, StrictUndefined
-
     every = list(results)
     found = found_sections(every)
     used = {row.experiment.method for section in found for row in section}
     places = {method: place for place, method in enumerate(sorted(used, key=_order))}
-    text = (resources.files("dlcft.bench.report") / "page.html.jinja").read_text(encoding="utf-8")
-    template = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    return template.from_string(text).render(
+    return render(
+        "bench/report/page.html.jinja",
         title=title,
         warnings=warnings,
         count=len(every),
@@ -124,18 +120,18 @@ def _figures(
             rows, styles, f"{identity}-rise", f"Predicted rise of the loss against what was measured, {name}"
         ),
         "losses": figures.has_losses(rows),
-        "time": figures.bars(
+        "time": bars(
             names,
             [(trained, TRAINING), (remembered, REMEMBERING)],
-            _seconds,
+            in_seconds,
             f"{identity}-time",
             axis="seconds",
             label=f"Seconds of training and remembering for each method, {name}",
         ),
-        "size": figures.bars(
+        "size": bars(
             names,
-            [([size / 1e6 for size in sizes], figures.PALETTE[6])],
-            lambda size: _bytes(1e6 * size),
+            [([size / 1e6 for size in sizes], PALETTE[6])],
+            lambda size: in_bytes(1e6 * size),
             f"{identity}-size",
             axis="MB",
             label=f"Size of the saved state of each method, {name}",
@@ -183,16 +179,3 @@ def _origin(results: Sequence[Result]) -> list[tuple[str, str]]:
     wanted = ("dlcft", "commit", "torch", "python", "machine", "cores", "threads", "gpu")
     values = {name: sorted({str(r.environment[name]) for r in results if r.environment.get(name)}) for name in wanted}
     return [(name, ", ".join(found)) for name, found in values.items() if found]
-
-
-def _bytes(size: float) -> str:
-    for unit, name in _UNITS:
-        if size >= unit:
-            return f"{size / unit:.3g} {name}"
-    return f"{size:.0f} B"
-
-
-def _seconds(seconds: float) -> str:
-    if seconds >= 3600:
-        return f"{seconds / 3600:.1f} h"
-    return f"{seconds / 60:.1f} min" if seconds >= 120 else f"{seconds:.3g} s"
