@@ -3,9 +3,13 @@
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from dlcft.bench import experiment as module
+from dlcft.bench.backbones import ResNet18
 from dlcft.bench.datasets import load
 from dlcft.bench.experiment import Experiment, Result, make_stream, run
 from dlcft.learner import Learner
@@ -161,3 +165,25 @@ def test_what_cannot_be_run(changes, sentence):
 def test_the_seed_decides(tmp_path):
     one, other = (compute(small("none", seed=seed), tmp_path) for seed in (0, 1))
     assert other.history[0]["loss"] != one.history[0]["loss"]
+
+
+def test_a_path_as_data_set_names_a_file_in_the_folder(tmp_path):
+    x, y = np.zeros((8, 8, 8, 3), np.uint8), np.arange(8) % 2
+    x[y == 1] = 200
+    np.savez(tmp_path / "mine.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    result = compute(replace(SMALL, dataset=str(tmp_path / "mine.npz"), method="ridge"), tmp_path / "out")
+    assert result.accuracy == 1
+    (file,) = (tmp_path / "out").iterdir()
+    assert file.name.startswith("mine.npz-data-il-2-ridge-0-")
+
+
+def test_a_result_of_other_weights_is_not_taken_for_it(tmp_path):
+    files = [tmp_path / f"{seed}.safetensors" for seed in range(2)]
+    for seed, file in enumerate(files):
+        torch.manual_seed(seed)
+        save_file(ResNet18(2, "small", 0.1).state_dict(), file)
+    experiment = small("ridge", backbone="resnet18-32")
+    first = run(experiment, tmp_path, weights=str(files[0]), report=lambda line: None)
+    assert run(experiment, tmp_path, weights=str(files[0])) == first
+    with pytest.raises(ValueError, match=r"other weights than .*1\.safetensors"):
+        run(experiment, tmp_path, weights=str(files[1]))

@@ -139,9 +139,15 @@ def _submitted(
     # submitit's words for a parameter that it does not know or take, and for a machine without a cluster
     except (NameError, AssertionError, RuntimeError) as error:
         raise ValueError(f"submitit refuses: {str(error).splitlines()[0]}") from None
-    for job, experiment in zip(jobs, experiments, strict=True):
-        try:
-            yield job.result()
-        except submitit.core.utils.UncompletedJobError as error:
-            last = str(error).strip().splitlines()[-1]
-            raise ValueError(f"{experiment.file} failed ({last}); its log is {job.paths.stderr}.") from None
+    yield from (_result(job, experiment) for job, experiment in zip(jobs, experiments, strict=True))
+
+
+def _result(job: Any, experiment: Experiment) -> tuple[int, Result]:
+    from submitit.core.utils import UncompletedJobError
+
+    try:
+        made: tuple[int, Result] = job.result()
+        return made
+    except UncompletedJobError as error:
+        last = str(error).strip().splitlines()[-1]
+        raise ValueError(f"{experiment.file} failed ({last}); its log is {job.paths.stderr}.") from None

@@ -5,6 +5,7 @@ The file's name is a hash of the configuration. A run that was killed continues 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
@@ -110,7 +111,8 @@ class Experiment:
     @property
     def file(self) -> str:
         """The name of its result."""
-        return f"{self.dataset}-{self.scenario}-{self.tasks}-{self.method}-{self.seed}-{self.key}.json"
+        dataset = Path(self.dataset).name  # which may be a path
+        return f"{dataset}-{self.scenario}-{self.tasks}-{self.method}-{self.seed}-{self.key}.json"
 
 
 @dataclass(frozen=True)
@@ -209,11 +211,15 @@ def run(
         data: where the data set is, see `datasets.load`. Not part of the configuration.
         weights: the backbone's file, see `load_backbone`. Its content is part of the result.
         report: called with a line after each task.
+
+    Raises:
+        ValueError: when `out` has the result of the same configuration with other weights.
     """
     path = out / experiment.file
     if path.exists():
-        return Result.read(path)
+        return _known(path, experiment, weights)
     started = time.perf_counter()
+    _forget_peak()
     backbone = load_backbone(experiment.backbone, weights=weights, width=experiment.width)
     images = load(experiment.dataset, data).decoded()
     stream = make_stream(experiment, images)
@@ -241,6 +247,16 @@ def run(
     result = Result(experiment, learner.history, time.perf_counter() - started, seconds, size, environment(backbone))
     write_atomically(path, json.dumps(result.to_dict(), indent=1))
     shutil.rmtree(out / f".{experiment.key}", ignore_errors=True)
+    return result
+
+
+def _known(path: Path, experiment: Experiment, weights: str | None) -> Result:
+    """A result that is there; weights of one's own must be those that it is of."""
+    result = Result.read(path)
+    if weights is not None:
+        backbone = load_backbone(experiment.backbone, weights=weights, width=experiment.width)
+        if fingerprint(backbone.module) != result.environment["backbone"]:
+            raise ValueError(f"{path} is a result with other weights than {weights}; choose another folder.")
     return result
 
 
@@ -338,6 +354,12 @@ def environment(backbone: Backbone) -> dict[str, Any]:
         "backbone": fingerprint(backbone.module),
         "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }
+
+
+def _forget_peak() -> None:
+    """Let the peak of this process's memory begin anew, where the system can (Linux): it is noted for each run."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
 
 
 def _commit() -> str | None:

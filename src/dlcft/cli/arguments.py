@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 
-def setting(text: str) -> tuple[str, Any]:
+def setting(text: str, option: str = "--set") -> tuple[str, Any]:
     """`key=value`, the value a number, true, false, null or a word.
 
     Raises:
@@ -14,7 +14,7 @@ def setting(text: str) -> tuple[str, Any]:
     """
     key, equals, value = text.partition("=")
     if not equals:
-        raise ValueError(f"--set is {text!r}; key=value is needed, such as epochs=2.")
+        raise ValueError(f"{option} is {text!r}; key=value is needed.")
     try:
         return key, json.loads({"None": "null", "True": "true", "False": "false"}.get(value, value))
     except json.JSONDecodeError:

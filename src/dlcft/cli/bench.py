@@ -76,6 +76,7 @@ def run(
     out: Path = Path("runs"),
     jobs: int = 1,
     executor: Literal["slurm", "local"] | None = None,
+    cluster: list[str] | None = None,
     as_json: Annotated[bool, Parameter(name="--json")] = False,
 ) -> None:
     """Run methods on a stream of tasks and write each result as JSON; none is computed twice.
@@ -126,6 +127,8 @@ def run(
         How many to run at once on this machine.
     executor
         Hand them to a cluster (slurm), or to processes here (local), through submitit.
+    cluster
+        A parameter of submitit's, as key=value, such as slurm_partition=gpu or timeout_min=600; may be repeated.
     as_json
         Print the whole results, one a line.
     """
@@ -163,6 +166,7 @@ def run(
         weights=weights,
         jobs=jobs,
         executor=executor,
+        cluster=dict(setting(text, "--cluster") for text in cluster or []),
         report=lambda line: None if as_json else print(line, file=sys.stderr),
     )
     for result in results:
@@ -219,57 +223,95 @@ def pretrain(
     data: str,
     save: Path,
     path: Path | None = None,
-    width: int = 64,
-    epochs: int = 100,
+    backbone: Literal["resnet18-32", "resnet18"] = "resnet18-32",
+    width: int | None = None,
+    convert: str | None = None,
+    slope: float = 0.1,
+    epochs: int | None = None,
     batch_size: int = 256,
-    lr: float = 0.1,
+    lr: float | None = None,
+    size: int | None = None,
     seed: int = 0,
     download: bool = False,
+    as_json: Annotated[bool, Parameter(name="--json")] = False,
 ) -> None:
-    """Train a ResNet-18 for 32-pixel images as the paper does; the same command continues after a kill.
+    """Train a ResNet-18 as the paper does, or turn one's ReLU into LeakyReLU; the same command continues after a kill.
 
     Example: dlcft pretrain --data tiny-imagenet --width 16 --save backbone.safetensors
+
+    Example: dlcft pretrain --data imagenet/ --backbone resnet18 --convert resnet18.pth --save leaky.safetensors
 
     Parameters
     ----------
     data
-        A name that `dlcft list datasets` shows.
+        A name that `dlcft list datasets` shows, or the path of an image folder or .npz file.
     save
-        The .safetensors file to write; `--backbone resnet18-32 --weights FILE` takes it.
+        The .safetensors file to write; `--backbone NAME --weights FILE` takes it.
     path
         The folder or file of the data set.
+    backbone
+        For 32 pixels, or torchvision's for 224.
     width
-        Channels of the first stage.
+        Channels of the first stage, 64 by default; a file that is converted has its own.
+    convert
+        The file of a network that was trained with ReLU, its classifier in it: train that on with LeakyReLU.
+    slope
+        Of LeakyReLU; 0 for ReLU.
     epochs
-        Passes over the data.
+        Passes over the data: 100 by default, 1 to convert.
     batch_size
         Images a step.
     lr
-        The learning rate at first.
+        The learning rate at first: 0.1 by default, 1e-4 to convert.
+    size
+        Bring images to so many pixels: by default those that the backbone is made for.
     seed
         Of everything random.
     download
         Fetch the data set if it is not there.
+    as_json
+        Print accuracy, losses and file as JSON.
     """
-    for name, value in (("--width", width), ("--epochs", epochs), ("--batch-size", batch_size)):
-        positive(name, value)
-    from dlcft.bench.backbones import ResNet18
+    for name, value in (("--width", width), ("--epochs", epochs), ("--batch-size", batch_size), ("--size", size)):
+        if value is not None:
+            positive(name, value)
     from dlcft.bench.datasets import load
-    from dlcft.bench.pretrain import pretrain as train
 
     images = load(data, path, download=download)
-    done = train(
-        ResNet18(width, "small", 0.1),
-        images.train(),
-        validation=images.test(),
-        epochs=epochs,
-        batch_size=batch_size,
-        lr=lr,
-        seed=seed,
-        preprocess=images.preprocess,
-        save=save,
-    )
-    print(f"top-1 {done.top1:.2%}  {save}")
+    options: dict[str, Any] = {"batch_size": batch_size, "seed": seed, "save": save}
+    options |= {name: value for name, value in (("epochs", epochs), ("lr", lr)) if value is not None}
+    done = _pretrained(images, backbone, width, convert, slope, size, options)
+    if as_json:
+        print(json.dumps({"top1": done.top1, "losses": done.losses, "file": str(save)}))
+    else:
+        print(f"top-1 {done.top1:.2%}  {save}")
+
+
+def _pretrained(
+    images: Any,
+    backbone: str,
+    width: int | None,
+    convert: str | None,
+    slope: float,
+    size: int | None,
+    options: dict[str, Any],
+) -> Any:
+    import torch
+
+    from dlcft.bench.backbones import ResNet18, load_backbone, load_classifier
+    from dlcft.bench.pretrain import convert_activations
+    from dlcft.bench.pretrain import pretrain as train
+
+    small = backbone == "resnet18-32"
+    edge = size or (32 if small else 224)
+    options |= {"validation": images.test(), "augment": "crop4+flip" if small else "resized-crop+flip"}
+    if convert is None:
+        torch.manual_seed(options["seed"])
+        network = ResNet18(width or 64, "small" if small else "imagenet", slope or None)
+        return train(network, images.train(), preprocess=replace(images.preprocess, size=(edge, edge)), **options)
+    preprocess = replace(load_backbone(backbone, weights=convert, width=width).preprocess, size=(edge, edge))
+    network = load_classifier(backbone, convert, width=width)
+    return convert_activations(network, images.train(), preprocess=preprocess, slope=slope, **options)
 
 
 def list_(
