@@ -10,49 +10,8 @@ from torch import nn
 from torch.func import functional_call
 
 from dlcft import Linearized
-from tests.networks import MLP, NETWORKS, Shared, ViT, build, images, tokens, vectors
-
-
-def set_delta(linear, seed=3, scale=0.1):
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for p in linear.delta.parameters():
-            p.copy_(scale * torch.randn(p.shape, generator=generator, dtype=p.dtype))
-    return {name: p.detach().clone() for name, p in linear.delta.named_parameters()}
-
-
-def shifted(network, delta, step):
-    """The parameters of the network, moved by a multiple of delta."""
-    return {name: p.detach() + step * delta.get(name, 0) for name, p in network.named_parameters()}
-
-
-def directional(network, delta, *inputs, step=1e-5, pick=lambda out: out, **kwargs):
-    """Central difference with one Richardson step: an error of order step⁴."""
-
-    def central(h):
-        forward, backward = (
-            pick(functional_call(network, shifted(network, delta, s), inputs, kwargs)) for s in (h, -h)
-        )
-        return (forward - backward) / (2 * h)
-
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        return ((4 * central(step / 2) - central(step)) / 3).detach()
-    finally:
-        torch.backends.mha.set_fastpath_enabled(True)
-
-
-def jacobian(network, *inputs):
-    """d output / d parameter, one backward pass per output of the original network."""
-    network = copy.deepcopy(network).requires_grad_(True)
-    out = network(*inputs)
-    names = [name for name, _ in network.named_parameters()]
-    rows = [torch.autograd.grad(o, list(network.parameters()), retain_graph=True) for o in out.flatten()]
-    return {name: torch.stack(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
-
-
-def close(a, b, tolerance=1e-10):
-    return torch.allclose(a, b, rtol=tolerance, atol=tolerance * max(1.0, b.abs().max().item()))
+from tests.directions import Calling, close, directional, jacobian, set_delta
+from tests.networks import MLP, NETWORKS, Shared, build, vectors
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -109,17 +68,6 @@ def linear_rule(layer, delta, x, dx):
 def max_rule(layer, delta, x, dx):
     _, indices = nn.functional.max_pool2d(x, 2, return_indices=True)
     return dx.flatten(2).gather(2, indices.flatten(2)).view(indices.shape)
-
-
-class Calling(nn.Module):
-    """A function as a layer."""
-
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, x):
-        return self.function(x)
 
 
 APPENDIX_B = {
@@ -366,94 +314,3 @@ def test_the_callers_network_is_left_alone():
     assert network.training
     assert all(p.requires_grad for p in network.parameters())
     assert all(torch.equal(network.state_dict()[n], before[n]) for n in before)
-
-
-class Doubling(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return 2 * x
-
-    @staticmethod
-    def backward(ctx, g):
-        return 2 * g
-
-
-class DoublingWithRule(Doubling):
-    @staticmethod
-    def jvp(ctx, tangent):
-        return 2 * tangent
-
-
-class Branch(nn.Module):
-    def forward(self, x):
-        return x if x.sum().item() > 0 else -x
-
-
-def inside(module):
-    return nn.Sequential(nn.Linear(6, 6), nn.Sequential(nn.Tanh(), module), nn.Linear(6, 2)).double()
-
-
-def test_what_cannot_be_linearised_is_named():
-    x = vectors()
-    with pytest.raises(ValueError, match=r"cannot linearise '1\.1' \(Calling\): .*jvp"):
-        Linearized(inside(Calling(Doubling.apply)))(x)
-    with pytest.raises(ValueError, match=r"cannot linearise '1\.1' \(Branch\): it calls \.item\(\)"):
-        Linearized(inside(Branch()))(x)
-    with pytest.raises(ValueError, match=r"cannot linearise '1\.1' \(Calling\): it calls \.tolist\(\)"):
-        Linearized(inside(Calling(lambda x: x * x.tolist()[0][0])))(x)
-    norm = inside(nn.BatchNorm1d(6))
-    linear = Linearized(norm)
-    linear.base.train()
-    with pytest.raises(ValueError, match=r"'1\.1' \(BatchNorm1d\) is in training mode"):
-        linear(x)
-    with pytest.raises(ValueError, match=r"'1\.1' \(BatchNorm1d\) has no running statistics"):
-        Linearized(inside(nn.BatchNorm1d(6, track_running_stats=False)))
-
-
-def test_a_custom_function_with_a_forward_mode_rule_works():
-    network = inside(Calling(DoublingWithRule.apply))
-    linear = Linearized(network)
-    delta = set_delta(linear)
-    assert close(linear.split(vectors())[1], directional(network, delta, vectors()), 1e-6)
-
-
-def test_a_branch_that_leads_nowhere_trainable_is_fine():
-    """.item() on a value without a tangent loses nothing."""
-    network = inside(Branch())
-    linear = Linearized(network, train="2")
-    assert torch.equal(linear(vectors()), network(vectors()))
-
-
-def test_errors_of_the_network_itself_are_passed_on():
-    network, _ = build("mlp")
-    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-        Linearized(network)(torch.ones(2, 5, dtype=torch.float64))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        (("mlp",), TypeError, "takes an nn.Module, not str"),
-        ((MLP(), "5"), ValueError, "no parameter is named or lies under '5'"),
-        ((ViT(), "attentoin"), ValueError, "Did you mean 'attention'"),
-        ((MLP(), lambda name: False), ValueError, "no parameter is trainable"),
-        ((MLP(), []), ValueError, "no parameter is trainable"),
-        ((nn.ReLU(), None), ValueError, "no parameter is trainable: the network has 0"),
-    ],
-)
-def test_wrong_arguments(arguments, error, message):
-    module, *train = arguments
-    with pytest.raises(error, match=message):
-        Linearized(module, train=train[0] if train else None)
-
-
-def test_parameters_that_do_not_reach_the_output():
-    network = nn.ModuleDict({"used": MLP(), "unused": MLP()}).double()
-    network.forward = lambda x: network["used"](x)
-    with pytest.raises(ValueError, match=r"no trainable parameter reaches the output: unused\.0\.weight"):
-        Linearized(network, train="unused")(vectors())
-
-
-def test_inputs_helpers_are_deterministic():
-    assert torch.equal(images(), images())
-    assert torch.equal(tokens(), tokens())
