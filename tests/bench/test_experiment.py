@@ -1,8 +1,10 @@
 """One run: the same however often it was killed, never computed twice, and in the shape that reports read."""
 
 import json
+import sys
 from dataclasses import replace
 
+import joblib
 import numpy as np
 import pytest
 import torch
@@ -11,7 +13,9 @@ from safetensors.torch import save_file
 from dlcft.bench import experiment as module
 from dlcft.bench.backbones import ResNet18
 from dlcft.bench.datasets import load
+from dlcft.bench.events import append_event
 from dlcft.bench.experiment import Experiment, Result, make_stream, run
+from dlcft.bench.probes import NEIGHBOURS, evenly, old_loss
 from dlcft.learner import Learner
 from dlcft.metrics import nearest_neighbours
 
@@ -128,7 +132,7 @@ def test_the_probe_of_features(tmp_path):
     )
     learner.learn(task.train)
     features = [learner.model.features(learner._reading(x)) for x in (task.train[0], task.test[0])]
-    found = nearest_neighbours(features[0], task.train[1], features[1], module.NEIGHBOURS)
+    found = nearest_neighbours(features[0], task.train[1], features[1], NEIGHBOURS)
     assert result.knn[0][1] == pytest.approx(float((found == task.test[1]).double().mean()), abs=0.02)
 
 
@@ -162,6 +166,77 @@ def test_what_cannot_be_run(changes, sentence):
         replace(SMALL, **changes)
 
 
+def test_the_rise_of_the_old_loss_is_measured_where_it_is_predicted(tmp_path):
+    result = compute(small("dlcft", tasks=3, evaluate_every=1), tmp_path)
+    assert "measured_increase" not in result.history[0]
+    for entry in result.history[1:]:
+        assert entry["predicted_increase"] is not None
+        assert np.isfinite(entry["measured_increase"])
+    for other in (small("none"), small("ridge"), small("dlcft", scenario="class-il")):
+        assert not any("measured_increase" in entry for entry in compute(other, tmp_path).history)
+
+
+def test_the_old_loss_is_the_mean_over_tasks():
+    stream = make_stream(replace(SMALL, tasks=3, scenario="task-il", classes=6), load("digits"))
+    backbone = module.load_backbone("shipped")
+    learner = Learner(
+        backbone.module, "ridge", scenario="task-il", preprocess=replace(backbone.preprocess, size=(8, 8))
+    )
+    for task in stream.tasks:
+        learner.learn(task.train, head=task.head)
+    by_hand = [learner.evaluate(evenly(task.train, 3), head=task.head)["loss"] for task in stream.tasks]
+    assert old_loss(learner, stream.tasks, images=9) == pytest.approx(sum(by_hand) / 3)
+    assert [len(y) for _, y in (evenly(stream.tasks[0].train, count) for count in (3, 10**6))] == [3, 12]
+
+
+def test_a_line_of_json_after_each_task(tmp_path):
+    experiment = small("none", knn=1)
+    result = compute(experiment, tmp_path)
+    compute(small("ridge"), tmp_path)
+    lines = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert [(line["experiment"], line["task"], line["tasks"]) for line in lines[:2]] == [
+        (experiment.file, 0, 2),
+        (experiment.file, 1, 2),
+    ]
+    assert len(lines) == 4
+    assert lines[1]["knn"] == result.knn[0][1]
+    assert all(line["accuracy"] and line["time"].startswith("20") for line in lines)
+
+
+def test_lines_of_several_processes_do_not_mix(tmp_path):
+    lines = [{"writer": writer, "number": number, "long": "x" * 3000} for writer in range(4) for number in range(50)]
+    joblib.Parallel(n_jobs=4, prefer="threads")(joblib.delayed(append_event)(tmp_path, line) for line in lines)
+    found = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert sorted((line["writer"], line["number"]) for line in found) == [(x["writer"], x["number"]) for x in lines]
+
+
+def test_tensorboard_is_asked_for_by_name_where_it_is_missing(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(ImportError, match=r"pip install 'dlcft\[tensorboard\]'"):
+        run(small("ridge"), tmp_path, tensorboard=tmp_path / "board")
+    assert not list(tmp_path.iterdir())
+
+
+def test_tensorboard(tmp_path):
+    accumulator = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator", reason="tensorboard is not installed"
+    )
+    experiment = small("dlcft", scenario="task-il")
+    result = run(experiment, tmp_path, tensorboard=tmp_path / "board", report=lambda line: None)
+    (folder,) = (tmp_path / "board").iterdir()
+    assert folder.name == experiment.file.removesuffix(".json")
+    found = accumulator.EventAccumulator(str(folder))
+    found.Reload()
+
+    def written(name):
+        return [(event.step, pytest.approx(event.value, rel=1e-5)) for event in found.Scalars(name)]
+
+    assert written("accuracy") == result.curve
+    assert written("loss") == list(enumerate((x for entry in result.history for x in entry["loss"]), 1))
+    assert written("accuracy on task/1") == [(2, result.history[1]["accuracy"][0])]
+    assert written("predicted_increase") == [(2, result.history[1]["predicted_increase"])]
+
+
 def test_the_seed_decides(tmp_path):
     one, other = (compute(small("none", seed=seed), tmp_path) for seed in (0, 1))
     assert other.history[0]["loss"] != one.history[0]["loss"]
@@ -173,7 +248,7 @@ def test_a_path_as_data_set_names_a_file_in_the_folder(tmp_path):
     np.savez(tmp_path / "mine.npz", x_train=x, y_train=y, x_test=x, y_test=y)
     result = compute(replace(SMALL, dataset=str(tmp_path / "mine.npz"), method="ridge"), tmp_path / "out")
     assert result.accuracy == 1
-    (file,) = (tmp_path / "out").iterdir()
+    (file,) = (tmp_path / "out").glob("*.json")
     assert file.name.startswith("mine.npz-data-il-2-ridge-0-")
 
 

@@ -6,9 +6,19 @@ import pytest
 
 from dlcft.bench.experiment import Experiment, Result
 from dlcft.bench.paper import ARTEFACTS, OPEN_CHOICES, ROWS, SCALES, cells, execute, experiments, variant
-from dlcft.bench.planning import Estimate, Plan, Rates, estimate_bytes, estimate_seconds, measure_rates, plan
+from dlcft.bench.planning import (
+    Estimate,
+    Plan,
+    Rates,
+    estimate_bytes,
+    estimate_seconds,
+    measure_rates,
+    plan,
+    usual_seconds,
+)
+from dlcft.bench.reproduction import Forecast, choose, execute_all, noted, trials
 from dlcft.bench.spectrum import Spectrum, Trace, trace
-from dlcft.bench.tuning import grid_of, tune, tunings
+from dlcft.bench.tuning import FOLDER, LEARNING_RATES, TUNING, chosen_file, grid_of, read_chosen, tune, tunings
 from dlcft.recipes import RECIPES
 
 RATES = Rates(training=1.0, remembering=0.1, remembering_once=5.0, testing=0.01, settling=2.0, peak=10**9)
@@ -102,15 +112,27 @@ def test_tuned_settings_take_effect():
 def test_tuning(tmp_path):
     (planned,) = (one for one in experiments("data-il", "smoke") if one.label == "EWC" and "10 " in one.column)
     grid = grid_of(planned.experiment)
-    assert [len(values) for values in grid.values()] == [4, 3]
+    assert [len(values) for values in grid.values()] == [6, 3]
     assert RECIPES["ewc"].lr in grid["lr"]
     lines = []
     small = {"strength": (1.0, 1e12), "lr": (1e-3,)}
     best = tune(planned.experiment, small, tmp_path, report=lines.append)
     assert best["lr"] == 1e-3
     assert len(lines) == 3
-    assert len(list(tmp_path.glob("*.json"))) <= 3
-    assert all(Result.read(path).experiment.validate for path in tmp_path.glob("*.json"))
+    trials = list((tmp_path / FOLDER).glob("digits-*.json"))
+    assert 1 <= len(trials) <= 3
+    assert all(Result.read(path).experiment.validate for path in trials)
+    # what was chosen is noted, and holds for this grid and this experiment alone
+    for path in trials:
+        path.unlink()
+    assert tune(planned.experiment, small, tmp_path, report=lines.append) == best
+    assert len(lines) == 3
+    assert read_chosen(planned.experiment, {**small, "lr": (1e-3, 1e-2)}, tmp_path) is None
+    assert read_chosen(replace(planned.experiment, per_class=5), small, tmp_path) is None
+    chosen_file(planned.experiment, tmp_path).write_text("[]")
+    with pytest.raises(ValueError, match="no record of tuning"):
+        read_chosen(planned.experiment, small, tmp_path)
+    chosen_file(planned.experiment, tmp_path).unlink()
     steps = replace(planned.experiment, settings={**planned.experiment.settings, "batch_size": 4})
     with pytest.raises(ValueError, match="diverges with every lr"):
         tune(steps, {"lr": (1e30,)}, tmp_path, report=lines.append)
@@ -121,6 +143,78 @@ def test_what_is_tuned():
     assert not any(planned.label in ("ridge", "RanPAC", "dlcft-exact") for planned in found.values())
     assert {planned.label for planned in found.values()} >= {"LwF", "EWC", "MAS", "OSLA", "DLCFT (K-FAC)", "Joint"}
     assert len({variant(planned.experiment) for planned in found.values()}) == len(found)
+
+
+def test_the_order_of_runs():
+    planned = experiments("data-il", "mini")
+    assert [one.experiment.seed for one in planned] == sorted(one.experiment.seed for one in planned)
+    needed = {(one.experiment.key, one.artefact) for one in cells("all", "mini")}
+    for seed in range(3):
+        keys = [one.experiment.key for one in planned if one.experiment.seed == seed]
+        counts = [sum(key == other for other, _ in needed) for key in keys]
+        assert counts == sorted(counts, reverse=True)
+        assert counts[0] > counts[-1]
+
+
+def test_some_rows_only():
+    found = experiments("curvatures", "smoke", only=["K-FAC"])
+    assert {one.experiment.method for one in found} == {"osla", "dlcft-paper"}
+    assert {one.experiment.key for one in experiments("all", "smoke", only=["ridge"])} < {
+        one.experiment.key for one in experiments("all", "smoke")
+    }
+    assert {one.label for one in cells("data-il", "smoke", only=["ewc", "Joint, linear"])} == {"EWC", "Joint, linear"}
+    with pytest.raises(ValueError, match="unknown row 'EWD'; did you mean 'EWC'"):
+        cells("data-il", "smoke", only=["EWD"])
+
+
+def test_tuning_and_running_several_at_once(tmp_path, monkeypatch):
+    rows, lines = ["EWC", "ridge"], []
+    monkeypatch.setitem(TUNING, "ewc", {"strength": (1.0, 10.0)})
+    monkeypatch.setitem(LEARNING_RATES, "sgd", (1e-3,))
+    kinds = tunings("bwt", "smoke", rows)
+    assert len(kinds) == 1, "ridge has nothing to tune"
+    assert len(trials(kinds, tmp_path)) == 3
+    assert noted(kinds, tmp_path) == {}
+    chosen = choose(kinds, tmp_path, jobs=1, report=lines.append)
+    assert chosen == noted(kinds, tmp_path)
+    assert trials(kinds, tmp_path) == []
+    assert choose(kinds, tmp_path, report=lines.append) == chosen
+    assert len(lines) == 1
+    planned = experiments("bwt", "smoke", tuned=chosen, only=rows)
+    results, failures = execute_all(planned, tmp_path, jobs=2, report=lines.append)
+    assert failures == []
+    assert {one.experiment.key for one in planned} == set(results)
+    assert lines[1].startswith("0 of 2, about")
+    assert lines[-1].startswith("2 of 2, all done")
+    again, _ = execute_all(planned, tmp_path, report=lines.append)
+    assert again == results
+    assert lines[-1] == "2 of 2, all done"
+
+
+def test_a_run_that_diverges_does_not_end_the_others(tmp_path):
+    wild, calm = (one for one in experiments("data-il", "smoke", only=["None", "ridge"]) if "10 " in one.column)
+    wild, calm = (wild, calm) if wild.label == "None" else (calm, wild)
+    settings = {**wild.experiment.settings, "lr": 1e30, "batch_size": 4}
+    wild = replace(wild, experiment=replace(wild.experiment, settings=settings))
+    lines = []
+    results, failures = execute_all([wild, calm], tmp_path, report=lines.append)
+    assert list(results) == [calm.experiment.key]
+    assert len(failures) == 1
+    assert "None" in failures[0]
+    assert "diverged" in failures[0]
+    assert any("diverged" in line for line in lines)
+
+
+def test_time_left():
+    forecast = Forecast({0: 10.0, 1: 20.0, 2: 30.0, 3: 40.0}, jobs=2)
+    assert str(forecast) == "0 of 4, about 50 s left"
+    forecast.finish(0, 30.0)  # three times as long as usual
+    assert str(forecast) == "1 of 4, about 2.2 min left"
+    for place in (1, 2, 3):
+        forecast.finish(place, 1.0)
+    assert str(forecast) == "4 of 4, all done"
+    for one in experiments("all", "mini", 1):
+        assert usual_seconds(one.experiment) > 0
 
 
 def test_seconds_are_counted_up():

@@ -27,17 +27,16 @@ from dlcft import __version__
 from dlcft.assembly import fingerprint
 from dlcft.bench.backbones import Backbone, load_backbone
 from dlcft.bench.datasets import ImageSet, load
+from dlcft.bench.events import append_event, need_tensorboard, write_board
+from dlcft.bench.probes import neighbours_accuracy, old_loss
 from dlcft.bench.streams import Pair, Stream, Task, split_classes, split_data, turned, validation_part
 from dlcft.checkpoint import Store
-from dlcft.data import Inputs
 from dlcft.learner import Learner
-from dlcft.metrics import nearest_neighbours
 from dlcft.recipes import RECIPES, Scenario, check_name
 
 RESULT_FORMAT = 1
 CONVERGED = 0.01  # training has converged when its last epoch lowered the loss by less than this share
 VALIDATION_SHARE = 0.2
-NEIGHBOURS = 20  # that vote in the probe of features
 
 
 @dataclass(frozen=True)
@@ -123,7 +122,8 @@ class Result:
         experiment: the configuration.
         history: the learner's own, one entry a task: loss curve, predicted increase, seconds, and `accuracy`, the
             accuracies on every task seen so far (or on the one test set that they share; None where it was not tested),
-            and `knn` where the features were probed.
+            `knn` where the features were probed, and `measured_increase` of the old tasks' loss, where a quadratic
+            memory predicts it and their outputs stay the same.
         seconds: in all, evaluation included, since the last start.
         seconds_learning: of training and remembering.
         state_bytes: of what is saved.
@@ -201,6 +201,7 @@ def run(
     *,
     data: Path | None = None,
     weights: str | None = None,
+    tensorboard: Path | None = None,
     report: Callable[[str], None] = print,
 ) -> Result:
     """The result of an experiment: read if it is there, else computed and written.
@@ -210,6 +211,7 @@ def run(
         out: the folder of results.
         data: where the data set is, see `datasets.load`. Not part of the configuration.
         weights: the backbone's file, see `load_backbone`. Its content is part of the result.
+        tensorboard: a folder for TensorBoard; each experiment has one of its own in it.
         report: called with a line after each task.
 
     Raises:
@@ -218,6 +220,8 @@ def run(
     path = out / experiment.file
     if path.exists():
         return _known(path, experiment, weights)
+    if tensorboard is not None:
+        need_tensorboard()
     started = time.perf_counter()
     _forget_peak()
     backbone = load_backbone(experiment.backbone, weights=weights, width=experiment.width)
@@ -227,19 +231,24 @@ def run(
     rounds = 1 if experiment.joint else len(stream)
     probed = {round(rounds * (index + 1) / experiment.knn) for index in range(experiment.knn)}
     for number in range(learner.tasks if not experiment.joint else min(learner.tasks, 1), rounds):
+        tests = number == rounds - 1 or (number + 1) % experiment.evaluate_every == 0
+        old = stream.tasks[:number] if tests and _predicts(experiment) else ()
+        before = old_loss(learner, old) if old else 0.0
         _learn(learner, experiment, stream, number)
         learner.predicted_increase()
-        last = number == rounds - 1
+        entry = learner.history[-1]
+        if old:
+            entry["measured_increase"] = old_loss(learner, old) - before
         seen = stream.tasks if experiment.joint else stream.tasks[: number + 1]
-        tested = (
-            _test(learner, seen, stream.shares_test) if last or (number + 1) % experiment.evaluate_every == 0 else None
-        )
-        learner.history[-1]["accuracy"] = tested
+        entry["accuracy"] = _test(learner, seen, stream.shares_test) if tests else None
         if number + 1 in probed:
-            learner.history[-1]["knn"] = _probe(learner, stream)
+            entry["knn"] = neighbours_accuracy(learner, stream)
         learner.save(keep=1)
-        if tested is not None:
-            mean = sum(tested) / len(tested)
+        append_event(out, {"experiment": experiment.file, "tasks": rounds, **entry})
+        if tensorboard is not None:
+            write_board(tensorboard / Path(experiment.file).stem, learner.history)
+        if tests:
+            mean = sum(entry["accuracy"]) / len(entry["accuracy"])
             report(f"{experiment.method}, {experiment.scenario}, task {number + 1} of {rounds}: {mean:.1%}")
     tensors, _ = learner._state()
     size = sum(t.numel() * t.element_size() for t in tensors.values())
@@ -258,6 +267,11 @@ def _known(path: Path, experiment: Experiment, weights: str | None) -> Result:
         if fingerprint(backbone.module) != result.environment["backbone"]:
             raise ValueError(f"{path} is a result with other weights than {weights}; choose another folder.")
     return result
+
+
+def _predicts(experiment: Experiment) -> bool:
+    """Whether a quadratic memory predicts the old tasks' loss, and it can be measured: their outputs stay the same."""
+    return experiment.scenario != "class-il" and RECIPES[experiment.method].method == "quadratic"
 
 
 def make_stream(experiment: Experiment, images: ImageSet) -> Stream:
@@ -323,21 +337,6 @@ def _test(learner: Learner, tasks: Sequence[Task], shared: bool) -> list[float]:
     """Accuracy on every task that was seen, or on the test set that all share."""
     some = tasks[:1] if shared else tasks
     return [learner.evaluate(task.test, head=task.head)["accuracy"] for task in some]
-
-
-def _probe(learner: Learner, stream: Stream) -> float:
-    """The accuracy of nearest neighbours among the features of all training images, of tasks to come too."""
-    everything = stream.joint().tasks[0]
-    (references, labels), (queries, truth) = everything.train, everything.test
-    found = nearest_neighbours(_features(learner, references), labels, _features(learner, queries), NEIGHBOURS)
-    return float((found == truth).double().mean())
-
-
-@torch.no_grad()
-def _features(learner: Learner, x: Tensor) -> Tensor:
-    inputs, model = Inputs(x, preprocess=learner._reading), learner.model.eval()
-    batches = learner._batches(inputs, torch.zeros(len(inputs), dtype=torch.long), 256)
-    return torch.cat([model.features(part).float().cpu() for part, _ in batches])
 
 
 def environment(backbone: Backbone) -> dict[str, Any]:

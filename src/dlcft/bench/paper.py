@@ -6,6 +6,7 @@ References:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -224,11 +225,21 @@ class Planned:
     paper: float | None = None
     weights: str | None = None
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What its row may be called: by its label, or by its method."""
+        return (self.label,) if isinstance(self.experiment, Spectrum) else (self.label, self.experiment.method)
+
+    def __str__(self) -> str:
+        return f"{self.artefact}, {self.label}, {self.column}, seed {self.experiment.seed}"
+
 
 Tuned = Mapping[str, Settings]
 
 
-def cells(artefact: str, scale: str, seeds: int | None = None, tuned: Tuned | None = None) -> list[Planned]:
+def cells(
+    artefact: str, scale: str, seeds: int | None = None, tuned: Tuned | None = None, only: Sequence[str] = ()
+) -> list[Planned]:
     """Every cell of an artefact (or of "all") that the scale has, once a seed; several may have the same experiment.
 
     Args:
@@ -236,6 +247,7 @@ def cells(artefact: str, scale: str, seeds: int | None = None, tuned: Tuned | No
         scale: a name in `SCALES`.
         seeds: how many; by default the scale's.
         tuned: settings by `variant`, in place of the open choices.
+        only: rows to keep, by their name or their method's; all if there is none.
 
     Raises:
         ValueError: when a name is unknown or there is no seed.
@@ -254,15 +266,24 @@ def cells(artefact: str, scale: str, seeds: int | None = None, tuned: Tuned | No
                 for cell in ARTEFACTS[name].cells
                 if cell.stream in SCALES[scale].streams
             ]
-    return planned
+    for row in only:
+        check_name("row", row, list(dict.fromkeys(name for one in planned for name in one.names)))
+    return [one for one in planned if not only or set(only) & set(one.names)]
 
 
-def experiments(artefact: str, scale: str, seeds: int | None = None, tuned: Tuned | None = None) -> list[Planned]:
-    """What must be run for an artefact (or for "all"): of `cells`, the first with each experiment, seed by seed."""
+def experiments(
+    artefact: str, scale: str, seeds: int | None = None, tuned: Tuned | None = None, only: Sequence[str] = ()
+) -> list[Planned]:
+    """What must be run for an artefact (or for "all"): of `cells`, the first with each experiment.
+
+    Seed by seed; of a seed, what the most tables and figures need comes first.
+    """
+    needed = {(one.artefact, one.experiment.key) for one in cells("all", scale, seeds, tuned)}
+    artefacts = Counter(key for _, key in needed)
     first: dict[str, Planned] = {}
-    for planned in cells(artefact, scale, seeds, tuned):
+    for planned in cells(artefact, scale, seeds, tuned, only):
         first.setdefault(planned.experiment.key, planned)
-    return sorted(first.values(), key=lambda planned: planned.experiment.seed)
+    return sorted(first.values(), key=lambda one: (one.experiment.seed, -artefacts[one.experiment.key]))
 
 
 def execute(
@@ -271,13 +292,14 @@ def execute(
     *,
     data: Path | None = None,
     weights: str | None = None,
+    tensorboard: Path | None = None,
     report: Callable[[str], None] = print,
 ) -> Result | Trace:
     """Run what is planned, if it is not in `out` already; see `experiment.run`."""
-    files = {"data": data, "weights": weights or planned.weights}
+    weights = weights or planned.weights
     if isinstance(planned.experiment, Spectrum):
-        return trace(planned.experiment, out, report=report, **files)  # type: ignore[arg-type]
-    return run(planned.experiment, out, report=report, **files)  # type: ignore[arg-type]
+        return trace(planned.experiment, out, data=data, weights=weights, report=report)
+    return run(planned.experiment, out, data=data, weights=weights, tensorboard=tensorboard, report=report)
 
 
 def variant(experiment: Experiment) -> str:

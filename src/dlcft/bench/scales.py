@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dlcft.bench.experiment import NEIGHBOURS, Experiment
+from dlcft.bench.experiment import Experiment
+from dlcft.bench.probes import NEIGHBOURS
 from dlcft.bench.spectrum import Spectrum
 from dlcft.recipes import RECIPES
 

@@ -18,7 +18,9 @@ from torch import Tensor, nn
 
 from dlcft.bench.backbones import Backbone, load_backbone
 from dlcft.bench.datasets import load
+from dlcft.bench.events import append_event
 from dlcft.bench.experiment import Experiment, environment, make_stream, write_atomically
+from dlcft.bench.probes import evenly
 from dlcft.core import HEAD
 from dlcft.data import Batches
 from dlcft.images import Preprocess
@@ -166,8 +168,9 @@ def trace(
         batch_size=spectrum.batch_size,
         batchnorm="frozen",
     )
-    probe = _Probe(spectrum, learner, _some(task.train, spectrum.samples), task.test, report)
+    probe = _Probe(spectrum, learner, evenly(task.train, spectrum.samples), task.test, report)
     learner.learn(task.train, progress=probe)
+    append_event(out, {"spectrum": spectrum.file, **probe.records[-1]})
     result = Trace(spectrum, probe.records, time.perf_counter() - started, environment(backbone))
     write_atomically(path, json.dumps(result.to_dict(), indent=1))
     return result
@@ -217,13 +220,6 @@ class _Probe:
         return largest_eigenvalue(
             learner.model, batches, learner.loss, HEAD, iterations=iterations, generator=generator
         )
-
-
-def _some(pair: tuple[Tensor, Tensor], count: int) -> tuple[Tensor, Tensor]:
-    """Evenly spaced: in a stream the images stand class by class."""
-    x, y = pair
-    chosen = torch.linspace(0, len(y) - 1, min(count, len(y))).round().long()
-    return x[chosen], y[chosen]
 
 
 def _network(spectrum: Spectrum, images: Tensor, weights: str | None) -> Backbone:

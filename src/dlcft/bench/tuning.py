@@ -1,30 +1,38 @@
-"""Choosing what the paper leaves open: by a part of the training images, never by test images, on the first tasks."""
+"""Choosing what the paper leaves open: by a part of the training images, never by test images, on the first tasks.
+
+What was chosen stands in a file beside the trials, in a folder of its own among the results, and is not computed again.
+"""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dlcft.bench.experiment import Experiment, run
+from dlcft.bench.experiment import Experiment, run, write_atomically
 from dlcft.bench.paper import Planned, experiments, variant
 from dlcft.recipes import RECIPES
 
 Grid = Mapping[str, Sequence[Any]]
 
-FIRST_TASKS = 3
+FOLDER = "tuning"  # among the results
+PREFIX = "tuned-"  # of the files that say what was chosen
 # The paper's value stands first, where it has one: of equals the first is taken.
 LEARNING_RATES = {"sgd": (1e-3, 3e-4, 3e-3), "adam": (1e-4, 3e-5, 3e-4)}
+STRENGTHS = (1.0, 0.01, 0.1, 10.0, 100.0, 1000.0)
 TUNING: dict[str, Grid] = {
-    "lwf": {"strength": (1.0, 0.3, 3.0, 10.0)},
-    "ewc": {"strength": (1.0, 10.0, 100.0, 1000.0)},
-    "mas": {"strength": (1.0, 0.1, 0.01, 10.0)},
-    "osla": {"strength": (1.0, 0.1, 10.0, 100.0)},
+    **{name: {"strength": STRENGTHS} for name in ("lwf", "ewc", "mas", "osla")},
     "der": {"replay_logits": (0.3, 0.1, 0.5, 1.0)},
     "derpp": {"replay_logits": (0.1, 0.3, 0.5, 1.0)},
 }
+
+
+def first_tasks(tasks: int) -> int:
+    """How many of the tasks are learned in a trial: three, and a tenth of many."""
+    return min(tasks, max(3, tasks // 10))
 
 
 def grid_of(experiment: Experiment) -> Grid:
@@ -35,13 +43,42 @@ def grid_of(experiment: Experiment) -> Grid:
     return {**TUNING.get(experiment.method, {}), "lr": LEARNING_RATES[recipe.optimizer]}
 
 
-def tunings(artefact: str, scale: str) -> dict[str, Planned]:
+def tunings(artefact: str, scale: str, only: Sequence[str] = ()) -> dict[str, Planned]:
     """What there is to tune for an artefact (or for "all"), by `paper.variant`."""
     found: dict[str, Planned] = {}
-    for planned in experiments(artefact, scale, seeds=1):
+    for planned in experiments(artefact, scale, seeds=1, only=only):
         if isinstance(planned.experiment, Experiment) and grid_of(planned.experiment):
             found.setdefault(variant(planned.experiment), planned)
     return found
+
+
+def trial(base: Experiment, settings: Mapping[str, Any]) -> Experiment:
+    """What is run to judge settings of an experiment."""
+    tasks = first_tasks(base.tasks)
+    changed = {**base.settings, **settings}
+    return replace(base, validate=True, first=tasks, evaluate_every=tasks, knn=0, settings=changed)
+
+
+def chosen_file(base: Experiment, out: Path) -> Path:
+    """Where `tune` notes what it has chosen for a kind of experiment."""
+    return out / FOLDER / f"{PREFIX}{variant(base).replace('/', '-')}-{trial(base, {}).key}.json"
+
+
+def read_chosen(base: Experiment, grid: Grid, out: Path) -> dict[str, Any] | None:
+    """What was chosen before from the same grid; None if nothing was.
+
+    Raises:
+        ValueError: when the file is damaged.
+    """
+    path = chosen_file(base, out)
+    if not path.exists():
+        return None
+    try:
+        content = json.loads(path.read_text())
+        same = content["grid"] == json.loads(json.dumps(grid))
+        return dict(content["chosen"]) if same else None
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} is no record of tuning; remove it, and its trials are read again.") from error
 
 
 def tune(
@@ -58,7 +95,7 @@ def tune(
     Args:
         base: what to tune; its seed is the trials'.
         grid: the values of each setting.
-        out: the folder of results.
+        out: the folder of results; trials and choices go to `FOLDER` in it.
         data: see `experiment.run`.
         weights: see `experiment.run`.
         report: called with a line after each trial.
@@ -66,21 +103,25 @@ def tune(
     Raises:
         ValueError: when training diverges with every value of a setting.
     """
+    known = read_chosen(base, grid, out)
+    if known is not None:
+        return known
     chosen: dict[str, Any] = {}
-    tasks = min(FIRST_TASKS, base.tasks)
+    tried: dict[str, list[tuple[Any, float | None]]] = {}
     for name, values in grid.items():
         scores = {}
         for value in values:
-            settings = {**base.settings, **chosen, name: value}
-            trial = replace(base, validate=True, first=tasks, evaluate_every=tasks, knn=0, settings=settings)
+            one = trial(base, {**chosen, name: value})
             try:
-                result = run(trial, out, data=data, weights=weights, report=lambda line: None)
-                scores[value] = result.accuracy
+                scores[value] = run(one, out / FOLDER, data=data, weights=weights, report=lambda line: None).accuracy
             except FloatingPointError:
                 scores[value] = -math.inf
             report(f"{variant(base)}, {name}={value}: {scores[value]:.1%}")
         chosen[name] = max(scores, key=lambda value: scores[value])
         if scores[chosen[name]] == -math.inf:
-            tried = ", ".join(map(str, values))
-            raise ValueError(f"{base.method} diverges with every {name} that was tried: {tried}.")
+            raise ValueError(f"{base.method} diverges with every {name} that was tried: {', '.join(map(str, values))}.")
+        # a run that diverged has no accuracy, and JSON no infinity
+        tried[name] = [(value, score if math.isfinite(score) else None) for value, score in scores.items()]
+    record = {"variant": variant(base), "chosen": chosen, "grid": grid, "accuracy": tried}
+    write_atomically(chosen_file(base, out), json.dumps({**record, "base": base.to_dict()}, indent=1))
     return chosen

@@ -6,7 +6,9 @@ import statistics
 import sys
 from collections import defaultdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import Parameter
 
 from dlcft.cli.arguments import positive
 
@@ -31,14 +33,21 @@ def reproduce(
     *,
     scale: Literal["smoke", "mini", "paper"] = "smoke",
     seeds: int | None = None,
+    only: Annotated[list[str] | None, Parameter(name="--only")] = None,
+    tune: bool = False,
+    jobs: int = 1,
     data: Path | None = None,
     weights: str | None = None,
     out: Path = Path("runs"),
+    tensorboard: Path | None = None,
     dry_run: bool = False,
 ) -> None:
     """Run what a table or figure of the paper needs, and show it beside the paper's own numbers.
 
-    Example: dlcft reproduce data-il --scale smoke
+    What is needed by several of them is run first, and the second seed after the first of everything. A command that
+    was killed continues where it stopped.
+
+    Example: dlcft reproduce data-il --scale smoke --only None --only EWC --tune --jobs 2
 
     Parameters
     ----------
@@ -48,46 +57,63 @@ def reproduce(
         Digits in seconds (smoke), part of CIFAR-100 in hours (mini), the paper's own settings on a GPU (paper).
     seeds
         How many; by default what the scale says.
+    only
+        A row to run, by its name or its method's; may be repeated.
+    tune
+        First choose λ and learning rates on held-out training images of the first tasks, from one grid for all methods.
+        The choices stand in OUT/tuning, and are not computed again.
+    jobs
+        How many to run at once on this machine; each gets its share of the cores.
     data
         The folder or file of the data set.
     weights
         The backbone's file.
     out
         The folder of results; what is there already is not computed again.
+    tensorboard
+        A folder for TensorBoard to read; needs the extra dlcft[tensorboard].
     dry_run
         Only list the runs, with an estimate of time and memory from a short trial.
     """
     if seeds is not None:
         positive("--seeds", seeds)
+    positive("--jobs", jobs)
     from dlcft.bench.paper import cells, experiments
+    from dlcft.bench.reproduction import choose, execute_all, noted, trials
+    from dlcft.bench.tuning import tunings
 
-    planned = experiments(artefact, scale, seeds)
+    rows = only or []
+    kinds = tunings(artefact, scale, rows) if tune else {}
     if dry_run:
-        _show_plan(planned, out)
+        known = noted(kinds, out)
+        _show_plan(trials(kinds, out), experiments(artefact, scale, seeds, known, rows), out, jobs)
         return
-    results = _executed(planned, out, data, weights)
-    _show_cells(cells(artefact, scale, seeds), results, scale)
+    how: dict[str, Any] = {"data": data, "weights": weights, "jobs": jobs, "report": _told}
+    chosen = choose(kinds, out, **how)
+    planned = experiments(artefact, scale, seeds, chosen, rows)
+    results, failures = execute_all(planned, out, tensorboard=tensorboard, **how)
+    _show_cells(cells(artefact, scale, seeds, chosen, rows), results, scale)
     print(f"results: {out.resolve()}; dlcft report --runs {out} makes a page of them")
+    if failures:
+        raise FloatingPointError(f"{len(failures)} of the runs diverged, and have no result. " + " ".join(failures))
 
 
-def _executed(planned: list[Planned], out: Path, data: Path | None, weights: str | None) -> dict[str, Any]:
-    from dlcft.bench.paper import execute
-
-    results: dict[str, Any] = {}
-    for number, one in enumerate(planned, 1):
-        print(f"{number} of {len(planned)}: {one.artefact}, {one.label}, {one.column}", file=sys.stderr)
-        results[one.experiment.key] = execute(one, out, data=data, weights=weights, report=lambda line: None)
-    return results
+def _told(line: str) -> None:
+    print(line, file=sys.stderr)
 
 
-def _show_plan(planned: list[Planned], out: Path) -> None:
+def _show_plan(tests: list[Planned], planned: list[Planned], out: Path, jobs: int) -> None:
     from dlcft.bench.planning import plan
+    from dlcft.pages import in_seconds
 
-    found = plan(planned, out, report=lambda line: print(f"trial: {line}", file=sys.stderr))
+    found = plan([*tests, *planned], out, report=lambda line: _told(f"trial: {line}"))
     for one in found.estimates:
-        name = f"{one.planned.artefact}, {one.planned.label}, {one.planned.column}, seed {one.planned.experiment.seed}"
-        print(f"{name}: " + ("done" if one.done else f"{one.seconds / 60:.1f} min, {one.peak / 2**30:.1f} GiB"))
-    print(f"{found.runs} runs, {found.seconds / 3600:.1f} h one after another, at most {found.peak / 2**30:.1f} GiB")
+        print(f"{one.planned}: " + ("done" if one.done else f"{in_seconds(one.seconds)}, {one.peak / 2**30:.1f} GiB"))
+    tuned = f", {len(tests)} of them to tune" if tests else ""
+    print(
+        f"{found.runs} runs{tuned}; {in_seconds(found.seconds)} one after another, about "
+        f"{in_seconds(found.seconds / jobs)} with --jobs {jobs}; at most {found.peak / 2**30:.1f} GiB each"
+    )
 
 
 def _show_cells(planned: list[Planned], results: dict[str, Any], scale: str) -> None:
@@ -98,7 +124,7 @@ def _show_cells(planned: list[Planned], results: dict[str, Any], scale: str) -> 
     values: dict[tuple[str, str, str], list[float]] = defaultdict(list)
     published: dict[tuple[str, str, str], float | None] = {}
     for one in planned:
-        value = _value(one.metric, results[one.experiment.key])
+        value = _value(one.metric, results.get(one.experiment.key))
         published[one.artefact, one.label, one.column] = None if scale == "smoke" else one.paper
         if value is not None:
             values[one.artefact, one.label, one.column].append(100 * value)
@@ -122,6 +148,8 @@ def _show_cells(planned: list[Planned], results: dict[str, Any], scale: str) -> 
 
 def _value(metric: str, result: Any) -> float | None:
     """The one number of a cell; curves and probes show where they end, traces of eigenvalues have none."""
+    if result is None:
+        return None
     if metric == "bwt":
         from dlcft.metrics import backward_transfer
 

@@ -1,0 +1,57 @@
+"""What happens in a run, task by task: lines of JSON for programs that follow it, and TensorBoard for people who do."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+EVENTS = "events.jsonl"  # in the folder of results, of all runs there
+
+
+def append_event(out: Path, event: Mapping[str, Any]) -> None:
+    """Add a line with the time to the folder's events, whole, also where several processes do so at once."""
+    line = json.dumps({"time": datetime.now(timezone.utc).isoformat(timespec="seconds"), **event}) + "\n"
+    out.mkdir(parents=True, exist_ok=True)
+    # one write to a file that is open for appending: the system lets no other come between
+    file = os.open(out / EVENTS, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        os.write(file, line.encode())
+    finally:
+        os.close(file)
+
+
+def need_tensorboard() -> None:
+    """Say what is missing before anything is computed.
+
+    Raises:
+        ImportError: when TensorBoard is not installed.
+    """
+    try:
+        import torch.utils.tensorboard  # noqa: F401
+    except ImportError as error:
+        raise ImportError("--tensorboard needs the package tensorboard: pip install 'dlcft[tensorboard]'.") from error
+
+
+def write_board(folder: Path, history: Sequence[Mapping[str, Any]]) -> None:
+    """Write a run's last task into a folder that TensorBoard reads: steps are tasks, and epochs for the loss."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    entry, tasks = history[-1], len(history)
+    before = sum(len(earlier["loss"]) for earlier in history[:-1])
+    scalars = {name: entry.get(name) for name in ("predicted_increase", "measured_increase", "knn")}
+    scalars |= {name: entry.get(name) for name in ("seconds_training", "seconds_remembering")}
+    accuracies: list[float] = entry.get("accuracy") or []
+    if accuracies:
+        scalars["accuracy"] = sum(accuracies) / len(accuracies)
+    if len(accuracies) > 1:
+        scalars |= {f"accuracy on task/{number}": value for number, value in enumerate(accuracies, 1)}
+    with SummaryWriter(str(folder)) as board:
+        for name, value in scalars.items():
+            if value is not None:
+                board.add_scalar(name, value, tasks)
+        for epoch, value in enumerate(entry["loss"], before + 1):
+            board.add_scalar("loss", value, epoch)
