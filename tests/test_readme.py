@@ -1,23 +1,53 @@
-"""What README shows runs."""
+"""README's blocks are run by `tests/documents.py`; here, that none escapes and that a wrong one would fail."""
 
 import re
-from pathlib import Path
+import subprocess
 
 import pytest
+from sybil import Document
+from sybil.parsers.markdown import PythonCodeBlockParser
 
-README = Path(__file__).parents[1] / "README.md"
-BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(), re.S)
+from tests.documents import ROOT, SHELL, clear, inline_commands, possible, prepare
+
+README = (ROOT / "README.md").read_text()
 
 
-@pytest.mark.parametrize("code", BLOCKS, ids=range(len(BLOCKS)))
-def test_python_blocks(code):
-    names = {}
-    exec(compile(code, str(README), "exec"), names)
-    assert "learner" not in names or set(names["labels"]) <= {"cat", "dog", "owl"}
-    assert "penalty" not in names or float(names["penalty"].detach()) == 0
+def test_every_block_has_a_language_that_is_run():
+    assert set(re.findall(r"^```(.*)$", README, re.M)[::2]) == {"python", "bash"}
 
 
 def test_the_two_commands_are_named():
-    text = README.read_text()
-    assert "make demo" in text
-    assert "make test" in text
+    assert "make demo" in README
+    assert "make test" in README
+
+
+def test_links_lead_somewhere():
+    links = [link for link in re.findall(r"\]\(([^)#]+)\)", README) if "://" not in link]
+    assert links
+    assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["dlcft dmo", "dlcft run --metod ewc", "dlcft list method", "make dmeo", "python benchmarks/nothing.py", "rm -r x"],
+)
+def test_a_wrong_command_is_found(command):
+    with pytest.raises((AssertionError, subprocess.CalledProcessError)):
+        possible(command.split())
+
+
+def test_commands_run(tmp_path):
+    path = tmp_path / "README.md"
+    path.write_text("```bash\ndlcft history --model nowhere  # nothing was learned\n```\nSay `dlcft list methods`.\n")
+    first, second = Document.parse(str(path), SHELL, inline_commands).examples()
+    prepare(first.namespace)
+    with pytest.raises(AssertionError, match="holds no model"):
+        first.evaluate()
+    second.evaluate()
+    clear(first.namespace)
+
+
+def test_the_suite_collects_it(pytestconfig):
+    assert {"README.md", "docs"} <= set(pytestconfig.getini("testpaths"))
+    document = Document.parse(str(ROOT / "README.md"), PythonCodeBlockParser(), SHELL, inline_commands)
+    assert len(list(document.examples())) >= len(re.findall("^```", README, re.M)) // 2

@@ -149,5 +149,6 @@ def _result(job: Any, experiment: Experiment) -> tuple[int, Result]:
         made: tuple[int, Result] = job.result()
         return made
     except UncompletedJobError as error:
-        last = str(error).strip().splitlines()[-1]
-        raise ValueError(f"{experiment.file} failed ({last}); its log is {job.paths.stderr}.") from None
+        parts = str(error).split("-" * 22)  # submitit's words, the traceback, and where its logs are
+        reason = (parts[1] if len(parts) > 2 else parts[0]).strip().splitlines()[-1]
+        raise ValueError(f"{experiment.file} failed ({reason}); its log is {job.paths.stderr}.") from None

@@ -6,44 +6,57 @@ import os
 import sys
 from collections.abc import Callable
 
-from cyclopts import App
+from cyclopts import App, CycloptsError, Parameter
 
 from dlcft import __version__
 from dlcft.cli import bench, model, paper
 
+COMMANDS: dict[str, Callable[..., None]] = {
+    "demo": bench.demo,
+    "update": model.update,
+    "predict": model.predict,
+    "evaluate": model.evaluate,
+    "history": model.history,
+    "rollback": model.rollback,
+    "forget": model.forget,
+    "run": bench.run,
+    "reproduce": paper.reproduce,
+    "report": bench.report,
+    "pretrain": bench.pretrain,
+    "list": bench.list_,
+}
+
 app = App(
     name="dlcft",
     version=__version__,
-    help="Continually fine-tune a pre-trained network: learn new data, keep the old, without the old data.",
+    help="Continually fine-tune a pre-trained network: learn new data, keep the old, without the old data.\n\n"
+    "Example: dlcft demo",
+    default_parameter=Parameter(negative=()),  # no --no-json
 )
-COMMANDS: list[Callable[..., None]] = [
-    bench.demo,
-    model.update,
-    model.predict,
-    model.evaluate,
-    model.history,
-    model.rollback,
-    model.forget,
-    bench.run,
-    paper.reproduce,
-    bench.report,
-    bench.pretrain,
-]
-for command in COMMANDS:
-    app.command(command)
-app.command(bench.list_, name="list")
+for place, (name, command) in enumerate(COMMANDS.items()):
+    app.command(command, name=name, sort_key=place)
 app.register_install_completion_command()
 
 
-def main() -> None:
-    """Run the command line: a user's mistake is one line and exit code 2."""
+def main(words: list[str] | None = None) -> None:
+    """Run the command line, or the command in `words`: a user's mistake is one line and exit code 2."""
     try:
-        app()
+        app(words, exit_on_error=False, print_error=False, result_action="return_value")
+        sys.stdout.flush()
+    except CycloptsError as error:
+        chain = " ".join(("dlcft", *(error.command_chain or ())))
+        _end(f"{' '.join(str(error).split())} See {chain} --help.")
+    except BrokenPipeError:  # whoever reads has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(141) from None
     except (ValueError, OSError, ImportError, FloatingPointError) as error:
         if os.environ.get("DLCFT_TRACEBACK"):
             raise
-        print(f"dlcft: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
+        _end(str(error))
     except KeyboardInterrupt:
-        print("dlcft: interrupted; the same command continues where this one stopped.", file=sys.stderr)
-        raise SystemExit(130) from None
+        _end("interrupted; the same command continues where this one stopped.", 130)
+
+
+def _end(sentence: str, code: int = 2) -> None:
+    print(f"dlcft: {sentence}", file=sys.stderr)
+    raise SystemExit(code) from None

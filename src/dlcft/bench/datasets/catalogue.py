@@ -214,11 +214,12 @@ def _absence(name: str, entry: Entry, path: Path, given: Path | None, missing: s
     if not entry.files:
         return f"{path} has no {missing}; load({name!r}, path) needs it."
     call = f"load({name!r}, {f'{str(given)!r}, ' if given is not None else ''}download=True)"
+    how = f"fetch it: --download, in Python {call}"
     packed = [file.name for file in entry.files if file.unpacked and (path / file.name).is_file()]
     if packed:
-        return f"{name} is in {path} as {packed[0]}, and {missing} is missing; unpack it there, or call {call}."
+        return f"{name} is in {path} as {packed[0]}, and {missing} is missing; unpack it there, or {how}."
     files = [str(file) for file in entry.files]
-    return f"{name} is not in {path} ({missing} is missing); put {' and '.join(files)} there, or call {call}."
+    return f"{name} is not in {path} ({missing} is missing); put {' and '.join(files)} there, or {how}."
 
 
 def _some_path(name: str | Path, path: str | Path | None) -> Path:
