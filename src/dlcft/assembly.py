@@ -13,12 +13,13 @@ from torch.utils._pytree import tree_map
 from dlcft.classifier import Classifier, Input, call
 from dlcft.images import Preprocess
 from dlcft.linearize import Linearized, Selection, select
-from dlcft.methods import Task
+from dlcft.methods import PastOfHead, Task
 from dlcft.prepare import fold_batchnorm
 from dlcft.recipes import Recipe
 from dlcft.ridge import RidgeSums
 from dlcft.tangent import FlipAveraged, FrozenFeatures, TangentFeatures
 
+_CONSTANT = 1e-6  # the least share of a feature's mean square that counts as its variance
 DIRECTION_SAMPLES = 256  # of the first task, whose features tell the principal direction
 
 
@@ -98,16 +99,52 @@ def _direction(recipe: Recipe, z: Tensor, seed: int) -> Tensor:
 
 
 @torch.no_grad()
-def start_from_ridge(task: Task, scale: float) -> None:
-    """Give a head the ridge solution on the features as they are."""
+def start_from_ridge(task: Task, scale: float, past: PastOfHead | None = None) -> None:
+    """Bring a head, before it is trained, to where the task's objective is least with the features as they are.
+
+    Without a memory of it, a head that has no new outputs stays.
+
+    Args:
+        task: what is about to be learned.
+        scale: α of the squared loss.
+        past: what the memory knows of the head.
+    """
     layer = task.model.eval().head(task.head)
+    new = ~layer.weight.any(1)
+    if past is None and not new.any():
+        return
     sums = RidgeSums.empty(layer.in_features, device=layer.weight.device)
-    sums = sums.extend((task.model.features(x), y) for x, y in task.batches)
-    weight, bias = sums.solve(sums.choose_ridge(), scale=scale)
-    layer.weight.copy_(weight)
-    layer.bias.copy_(bias)
+    sums = sums.extend((task.model.features(x), y) for x, y in task.batches).grow(layer.out_features)
+    change = head_step(sums, torch.cat([layer.weight, layer.bias[:, None]], 1), past, sums.choose_ridge(), scale)
+    layer.weight += change[:, :-1]
+    layer.bias += change[:, -1]
     if task.model.strict:
-        task.model.fix_directions(task.head, layer.weight)
+        task.model.fix_directions(task.head, torch.where(new[:, None], layer.weight, task.model.directions(task.head)))
+
+
+def head_step(sums: RidgeSums, head: Tensor, past: PastOfHead | None, ridge: float, scale: float) -> Tensor:
+    """D, the least of `½E‖α·onehot − (W + D)z‖² + ½r⟨D, D Z⟩ + (ridge/2)‖D diag(σ)‖²`, z with a last 1.
+
+    Args:
+        sums: of the new data.
+        head: W, with the bias as last column.
+        past: Z and r; None for r = 0.
+        ridge: relative to the features' deviations, the intercept excepted; see `RidgeSums.solve`.
+        scale: α.
+    """
+    count = sums.weight
+    mean = sums.class_sums.sum(0) / count
+    ones = mean.new_ones(1)
+    moment = torch.cat([torch.cat([sums.gram / count, mean[:, None]], 1), torch.cat([mean, ones])[None]])
+    wanted = torch.cat([sums.class_sums, sums.counts[:, None]], 1) * (scale / count)
+    total = moment if past is None else moment + past.weight * past.moment.to(moment)
+    mass, squares = total[-1, -1], total.diagonal()
+    # of a constant feature only rounding would be left, and be divided by
+    spread = torch.maximum(squares - total[-1].square() / mass, _CONSTANT * squares)
+    spread[-1] = 0
+    damped = total + torch.diag(ridge * spread)
+    step: Tensor = torch.linalg.solve(damped, (wanted - head.to(moment) @ moment).T).T
+    return step.to(head)
 
 
 def named_selection(backbone: nn.Module, train: Selection) -> Any:

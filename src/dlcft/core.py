@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ from dlcft.methods.base import joined_states, split_states
 from dlcft.progress import Report
 from dlcft.recipes import RECIPES, Recipe, Scenario, check_name
 from dlcft.saving import Home
+from dlcft.sources import Tokenizer
 from dlcft.training import Training, augmented
 
 HEAD = "main"
@@ -48,6 +50,7 @@ class LearnerCore:
         amp: bool = False,
         train: Selection = None,
         preprocess: Preprocess | None = None,
+        tokenizer: Tokenizer | None = None,
         custom: Method | None = None,
         **settings: Any,
     ) -> None:
@@ -64,6 +67,7 @@ class LearnerCore:
         self.device = _device(device)
         self.amp = amp
         self.preprocess = preprocess
+        self.tokenizer = tokenizer
         # the backbone normalises, so that augmentation comes before
         self._reading = None if preprocess is None else replace(preprocess, mean=None, std=None)
         self.loss = self.recipe.make_loss()
@@ -81,13 +85,20 @@ class LearnerCore:
         self._labels: dict[str, Labels] = {}
         self._home: Home | None = None
 
+    @property
+    def directory(self) -> Path | None:
+        """Where it was saved or loaded; None if neither."""
+        return None if self._home is None else self._home.store.directory
+
     def samples(self, data: Any) -> Samples:
         """Labelled data as this learner reads it; wherever data is asked for, this may be given instead."""
-        return data if isinstance(data, Samples) else Samples(data, preprocess=self._reading)
+        if isinstance(data, Samples):
+            return data
+        return Samples(data, preprocess=self._reading, tokenizer=self.tokenizer)
 
     def inputs(self, x: Any) -> Inputs:
         """Inputs as this learner reads them; wherever inputs are asked for, this may be given instead."""
-        return Inputs(x, preprocess=self._reading)
+        return Inputs(x, preprocess=self._reading, tokenizer=self.tokenizer)
 
     def _batches(self, samples: Samples | Inputs, y: Tensor, size: int) -> Batches:
         return Batches(samples, y, size, self.device, dtype=self._dtype)
@@ -147,9 +158,8 @@ class LearnerCore:
     def _train(self, tasks: list[Task], data: str, report: Report) -> list[float]:
         assert self._model is not None
         for task in tasks:
-            untouched = not self._model.head(task.head).weight.any()
-            if self.recipe.head == "ridge" and self.loss.is_quadratic and untouched:
-                start_from_ridge(task, self.recipe.scale)
+            if self.recipe.head == "ridge" and self.loss.is_quadratic:
+                start_from_ridge(task, self.recipe.scale, self.method.past_of_head(task))
             self.method.start(task)
         # BatchNorm learns its statistics in the first task only, if at all
         batchnorm = not self.recipe.linear and self.recipe.batchnorm == "first" and self.tasks == 0

@@ -45,7 +45,8 @@ class Recipe:
         strength: λ of the quadratic baselines and LwF.
         first_order: whether the penalty has the gradient of the old loss too.
         keep_gradient: whether `predicted_increase` has it, though the penalty may not.
-        head: "zero" or "ridge": what a new head starts from.
+        head: "zero": new outputs start from zero weights. "ridge": before a task is trained its head goes to the least
+            of the objective over the head alone, which squared loss has in closed form.
         buffer: how many past samples may be kept, 0 for none.
         balance: the paper's λ between penalty and replay.
         replay_batch: samples replayed a step.

@@ -65,6 +65,19 @@ class Batch:
     generator: torch.Generator
 
 
+@dataclass(frozen=True, eq=False)
+class PastOfHead:
+    """What is remembered of a head under squared loss: `½·weight·⟨D, D Z⟩` for a change D from where it stands.
+
+    Attributes:
+        moment: `Z = E[zzᵀ]` of the features of the past, z with a last 1.
+        weight: how much the past counts where the new task counts 1.
+    """
+
+    moment: Tensor
+    weight: float
+
+
 class Method(abc.ABC):
     """Hooks around the loop. A new method is one class with an `objective`."""
 
@@ -76,6 +89,10 @@ class Method(abc.ABC):
 
     def start(self, task: Task) -> None:
         """Before a task is trained, the head grown already."""
+
+    def past_of_head(self, task: Task) -> PastOfHead | None:
+        """What the memory knows of the task's head, before it is trained; None if nothing."""
+        return None
 
     @abc.abstractmethod
     def objective(self, task: Task, batch: Batch) -> Tensor:

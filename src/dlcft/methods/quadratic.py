@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dlcft.blocks import InputGram
 from dlcft.buffer import Buffer
 from dlcft.classifier import Classifier
 from dlcft.estimators import estimate
 from dlcft.memory import Memory
-from dlcft.methods.base import Batch, Header, Method, State, Task, Tensors, joined_states, split_states
+from dlcft.methods.base import Batch, Header, Method, PastOfHead, State, Task, Tensors, joined_states, split_states
 from dlcft.methods.replay import replayed_loss
 
 
@@ -50,6 +51,17 @@ class Quadratic(Method):
     balance: float = 0.5
     replay_batch: int = 32
     memory: Memory | None = None
+
+    def past_of_head(self, task: Task) -> PastOfHead | None:
+        """See `Method`: where the head's block is `Z ⊗ I`, and all that ψ does goes through the head's features."""
+        names = task.model.head_names(task.head)
+        if self.memory is None or names[0] not in self.memory.anchor or task.model.strict:
+            return None
+        block = next(block for block in self.memory.curvature.blocks.values() if names[0] in block.names)
+        if not isinstance(block, InputGram):
+            return None
+        ratio = self.strength * self.memory.weight / (self._weight(task) if self.mean else 1.0)
+        return PastOfHead(block.gram[0], ratio)
 
     def objective(self, task: Task, batch: Batch) -> Tensor:
         """`(w L_data + w̄ L_reg)/(w + w̄)` with `L_reg = λ·penalty + (1−λ)·L_replay`."""

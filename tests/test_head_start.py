@@ -1,0 +1,92 @@
+"""Where a head starts: at the least of the task's objective over the head alone, the memory included."""
+
+import pytest
+import torch
+from torch import nn
+
+from dlcft import Learner
+from dlcft.assembly import head_step
+from dlcft.methods import PastOfHead
+from dlcft.ridge import RidgeSums
+
+SCALE = 3.0
+
+
+def features(count, classes, seed):
+    generator = torch.Generator().manual_seed(seed)
+    z = (
+        torch.randn(count, 5, generator=generator, dtype=torch.float64)
+        @ torch.randn(5, 5, generator=generator).double()
+    )
+    return z + 1, torch.randint(0, classes, (count,), generator=generator)
+
+
+def with_one(z):
+    return torch.cat([z, z.new_ones(len(z), 1)], 1)
+
+
+@pytest.mark.parametrize("ridge", [0.0, 0.3])
+def test_no_other_head_has_a_lower_objective(ridge):
+    z, y = features(40, 3, seed=0)
+    old, _ = features(30, 3, seed=1)
+    past = PastOfHead(with_one(old).T @ with_one(old) / len(old), 2.0)
+    head = torch.randn(3, 6, dtype=torch.float64)
+    target = SCALE * torch.nn.functional.one_hot(y, 3).double()
+    both = torch.cat([z, old])
+    weights = torch.cat([z.new_full((len(z),), 1 / len(z)), z.new_full((len(old),), past.weight / len(old))])
+    mean = weights @ both / weights.sum()
+    spread = torch.cat([weights @ (both - mean) ** 2, z.new_zeros(1)])
+    step = head_step(RidgeSums.empty(5).add(z, y), head, past, ridge, SCALE).requires_grad_()
+    data = 0.5 * (target - with_one(z) @ (head + step).T).square().sum(1).mean()
+    memory = 0.5 * past.weight * (step @ past.moment * step).sum()
+    (data + memory + 0.5 * ridge * (step.square() @ spread).sum()).backward()
+    assert step.grad.abs().max() < 1e-10
+
+
+def test_without_a_past_it_is_the_ridge_solution():
+    z, y = features(40, 3, seed=0)
+    sums = RidgeSums.empty(5).add(z, y)
+    step = head_step(sums, torch.zeros(3, 6, dtype=torch.float64), None, 0.2, SCALE)
+    weight, bias = sums.solve(0.2, scale=SCALE)
+    torch.testing.assert_close(step, torch.cat([weight, bias[:, None]], 1), rtol=0, atol=1e-10)
+
+
+def test_task_after_task_equals_all_at_once():
+    parts = [features(40, 4, seed=s) for s in range(3)]
+    head = torch.zeros(4, 6, dtype=torch.float64)
+    moment = torch.zeros(6, 6, dtype=torch.float64)
+    for tasks, (z, y) in enumerate(parts):
+        head = head + head_step(RidgeSums.empty(5).add(z, y).grow(4), head, PastOfHead(moment, tasks), 0.0, SCALE)
+        moment = (tasks * moment + with_one(z).T @ with_one(z) / len(z)) / (tasks + 1)
+    joint = RidgeSums.empty(5).extend(parts)
+    weight, bias = joint.solve(0.0, scale=SCALE)
+    torch.testing.assert_close(head, torch.cat([weight, bias[:, None]], 1), rtol=0, atol=1e-9)
+
+
+def small_network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(2, 8, 3, stride=3), nn.LeakyReLU(), nn.Flatten())
+
+
+def blobs(labels, seed):
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.tensor(labels).repeat(30)
+    x = 0.3 * torch.randn(len(y), 2, 6, 6, generator=generator)
+    for label in set(labels):
+        x[y == label, label % 2, 3 * (label // 2) : 3 * (label // 2) + 3] += 2
+    return x, y
+
+
+@pytest.mark.parametrize("method", ["dlcft", "dlcft-kfac", "none-linear", "dlcft-diagonal"])
+def test_new_classes_are_learned_by_a_few_small_steps(method):
+    learner = Learner(small_network(), method, epochs=1, lr=1e-5)
+    for labels in ([0, 1], [2, 3]):
+        learner.learn(blobs(labels, seed=0), progress=False)
+    assert learner.evaluate(blobs([2, 3], seed=1))["accuracy"] > 0.9
+
+
+def test_with_a_memory_the_old_classes_are_kept_too():
+    learner = Learner(small_network(), "dlcft", epochs=1, lr=1e-5)
+    for labels in ([0, 1], [2, 3]):
+        learner.learn(blobs(labels, seed=0), progress=False)
+    assert learner.evaluate(blobs([0, 1, 2, 3], seed=1))["accuracy"] > 0.9
