@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dlcft.calibration import calibration_error, fit_temperature, probabilities
+from dlcft.calibration import calibration_bins, calibration_error, fit_temperature, probabilities
 
 
 @pytest.mark.parametrize("temperature", [0.02, 0.5, 3.0, 40.0])
@@ -13,13 +13,16 @@ def test_the_temperature_is_found(temperature):
     labels = torch.multinomial((outputs / temperature).softmax(1), 1, generator=generator)[:, 0]
     found = fit_temperature(outputs, labels)
     assert found == pytest.approx(temperature, rel=0.05)
-    assert calibration_error(probabilities(outputs, found), labels) < 0.02
-    assert calibration_error(probabilities(outputs, temperature / 10), labels) > 0.05
+    assert calibration_error(calibration_bins(probabilities(outputs, found), labels)) < 0.02
+    assert calibration_error(calibration_bins(probabilities(outputs, temperature / 10), labels)) > 0.05
 
 
 def test_the_error_by_hand():
     given = torch.tensor([[0.9, 0.1], [0.9, 0.1], [0.4, 0.6]])
-    assert calibration_error(given, torch.tensor([0, 1, 1]), bins=10) == pytest.approx((0.8 + 0.4) / 3)
+    bins = calibration_bins(given, torch.tensor([0, 1, 1]), bins=10)
+    assert [count for _, _, count in bins] == [1, 2]
+    assert [accuracy for _, accuracy, _ in bins] == [1.0, 0.5]
+    assert calibration_error(bins) == pytest.approx((0.4 + 0.8) / 3)
 
 
 def test_nothing_to_calibrate_on():

@@ -136,10 +136,83 @@ def test_five_months_with_new_labels_in_the_third(tmp_path):
 
 def test_a_dry_run_changes_nothing(tmp_path):
     data = pictures(tmp_path / "data", ["red", "blue"])
-    done = dlcft("update", "--model", tmp_path / "model", "--data", data, "--dry-run")
+    small = ["--set", "tangent_features=100", "--set", "random_features=50"]
+    done = dlcft("update", "--model", tmp_path / "model", "--data", data, *small, "--dry-run")
     assert done.returncode == 0
     assert "would learn 12 samples of 2 labels; new: blue, red" in done.stdout
-    assert not (tmp_path / "model").exists()
+    assert "takes about" in done.stdout
+    assert "of memory" in done.stdout
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data"]
+
+
+TEXT_NETWORK = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.words, self.out = nn.Embedding(50, 16), nn.Linear(16, 24)
+
+    def forward(self, ids, mask):
+        z = self.words(ids) * mask[:, :, None]
+        return torch.tanh(self.out(z.sum(1)))
+
+def tokenizer(texts):
+    rows = [[sum(map(ord, word)) % 50 for word in text.split()] for text in texts]
+    longest = max(map(len, rows))
+    padded = [row + [0] * (longest - len(row)) for row in rows]
+    mask = [[1.0] * len(row) + [0.0] * (longest - len(row)) for row in rows]
+    return {"ids": torch.tensor(padded), "mask": torch.tensor(mask)}
+
+def make():
+    return Net(), tokenizer
+"""
+
+
+def sentences(path, topics, seed=0, count=12):
+    words = {"food": "bread soup salt plate", "sea": "wave ship salt gull", "code": "loop bug test merge"}
+    draw = np.random.default_rng(seed)
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["text", "label"])
+        for topic in topics:
+            for _ in range(count):
+                chosen = draw.choice(words[topic].split(), size=draw.integers(2, 6))
+                writer.writerow([" ".join(chosen), topic])
+    return path
+
+
+def test_texts(tmp_path):
+    (tmp_path / "my_text.py").write_text(TEXT_NETWORK)
+    january = sentences(tmp_path / "january.csv", ["food", "sea"])
+    february = sentences(tmp_path / "february.csv", ["sea", "code"], seed=1)
+    holdout = sentences(tmp_path / "holdout.csv", ["food", "sea", "code"], seed=2)
+    small = ["--set", "tangent_features=60", "--set", "random_features=30"]
+    model = ["--model", tmp_path / "model"]
+    done = dlcft("update", *model, "--data", january, "--backbone", "my_text:make", *small, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    done = dlcft("update", *model, "--data", february, "--holdout", holdout, "--json", cwd=tmp_path)
+    facts = json.loads(done.stdout)
+    assert facts["new_labels"] == ["code"]
+    assert facts["accuracy"] > 0.8
+    assert Path(facts["page"]).parent == tmp_path / "model-updates"
+    assert json.loads(dlcft("evaluate", *model, "--data", holdout, "--json", cwd=tmp_path).stdout)["accuracy"] > 0.8
+    asked = tmp_path / "asked.csv"
+    asked.write_text("text\nbug in a loop\n")
+    rows = list(csv.DictReader(dlcft("predict", asked, *model, cwd=tmp_path).stdout.splitlines()))
+    assert [(row["input"], row["label"]) for row in rows] == [("bug in a loop", "code")]
+    for arguments, words in (
+        (["update", *model, "--data", pictures(tmp_path / "images", ["red"])], "this backbone reads texts"),
+        (["predict", tmp_path / "images", *model], "this backbone reads texts"),
+        (["update", "--model", tmp_path / "other", "--data", january], "holds texts, and this backbone reads images"),
+        (["evaluate", *model, "--data", asked], "the columns text, label are needed"),
+    ):
+        done = dlcft(*arguments, cwd=tmp_path)
+        assert done.returncode == 2
+        assert words in " ".join(done.stderr.split()), done.stderr
+        assert "Traceback" not in done.stderr
 
 
 def test_a_gate_has_its_own_exit_code(tmp_path):
@@ -154,6 +227,10 @@ def test_a_gate_has_its_own_exit_code(tmp_path):
     done = dlcft("update", "--model", model, "--data", bad, "--holdout", good, "--max-drop", "0.1")
     assert done.returncode == 3, done.stdout + done.stderr
     assert "it is not current" in done.stdout
+    assert "accuracy on known labels fell by" in done.stdout
+    page = Path(done.stdout.strip().splitlines()[-1].removeprefix("page: ")).read_text()
+    assert "Kept, but not current" in page
+    assert "12 answers turned from right to wrong" in page
     assert json.loads(dlcft("evaluate", "--model", model, "--data", good, "--json").stdout)["accuracy"] == 1
 
 

@@ -48,10 +48,10 @@ def test_image_folders_tables_and_lists_of_files(tmp_path):
     assert Samples(folder).labels == Samples(table).labels == ["cat", "cat", "dog", "dog"]
     for form in (folder, files, tuple(files), table):
         inputs = Inputs(form)
-        assert inputs.files == files
+        assert [inputs.called(index) for index in range(len(inputs))] == files
         assert torch.equal(inputs.fetch(torch.tensor([2])), pixels_of(2)[None])
     assert torch.equal(Inputs(files[3]).fetch(torch.tensor([0])), pixels_of(3)[None])
-    assert Inputs(X).files is None
+    assert Inputs(X).called(1) == "1"
 
 
 def test_files_are_read_when_fetched(tmp_path):
@@ -167,3 +167,28 @@ def test_images_of_many_sizes_need_one(tmp_path):
     samples.fetch(torch.tensor([0]))
     with pytest.raises(ValueError, match="one shape is needed"):  # also from batch to batch
         samples.fetch(torch.tensor([1]))
+
+
+def test_texts_and_a_tokenizer(tmp_path):
+    def tokenizer(texts):
+        longest = max(map(len, texts))
+        return {"ids": torch.tensor([[ord(letter) for letter in text.ljust(longest)] for text in texts])}
+
+    texts, labels = ["ab", "c,d", "e"], ["x", "y", "x"]
+    table = tmp_path / "texts.csv"
+    table.write_text('text,label\nab,x\n"c,d",y\ne,x\n')
+    for form in (table, (texts, labels), list(zip(texts, labels, strict=True)), (np.array(texts), labels)):
+        samples = Samples(form, tokenizer=tokenizer)
+        assert (samples.labels, samples.called(1)) == (labels, "c,d")
+        found = samples.fetch(torch.tensor([1, 2]))["ids"]
+        assert found.tolist() == [[99, 44, 100], [101, 32, 32]]
+        assert samples.fingerprint() == Samples((texts, labels), tokenizer=tokenizer).fingerprint()
+    some = samples.part(torch.tensor([2, 0, 2]))
+    assert (len(some), some.labels, some.called(1)) == (3, ["x", "x", "x"], "ab")
+    assert some.fetch(torch.tensor([1]))["ids"].tolist() == [[97, 98]]
+    with pytest.raises(ValueError, match=r"holds texts, and this backbone reads images"):
+        Samples(table)
+    with pytest.raises(ValueError, match=r"holds images, and this backbone reads texts"):
+        Inputs(tmp_path, tokenizer=tokenizer)
+    with pytest.raises(ValueError, match=r"the tokenizer made \[1\] inputs of 2 samples"):
+        Inputs(texts, tokenizer=lambda texts: tokenizer(texts[:1])).fetch(torch.tensor([0, 1]))

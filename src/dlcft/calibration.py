@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -50,10 +49,16 @@ def fit_temperature(outputs: Tensor, labels: Tensor, steps: int = 60) -> float:
     return float(10 ** ((low + high) / 2))
 
 
-def calibration_error(probability: Tensor, labels: Tensor, bins: int = 15) -> float:
-    """The expected calibration error: by how much confidence and accuracy differ, over bins of equal width."""
-    confidence, answer = probability.max(1)
+def calibration_bins(probability: Tensor, labels: Tensor, bins: int = 15) -> list[tuple[float, float, int]]:
+    """Mean confidence, accuracy and number of the samples in each bin of confidence that has some, of equal width."""
+    confidence, answer = probability.double().max(1)
     right = (answer == labels).double()
     place = (confidence * bins).long().clamp(max=bins - 1)
-    total = torch.zeros(bins, dtype=torch.float64).index_add_(0, place, confidence.double() - right)
-    return float(total.abs().sum() / len(labels))
+    held = [place == number for number in range(bins)]
+    return [(float(confidence[one].mean()), float(right[one].mean()), int(one.sum())) for one in held if one.any()]
+
+
+def calibration_error(bins: list[tuple[float, float, int]]) -> float:
+    """The expected calibration error: by how much confidence and accuracy differ in the bins, weighted by samples."""
+    total = sum(count for _, _, count in bins)
+    return sum(count * abs(confidence - accuracy) for confidence, accuracy, count in bins) / total

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sized
@@ -21,7 +22,7 @@ from dlcft.images import Preprocess
 from dlcft.labels import Label as Label
 from dlcft.labels import Labels as Labels
 from dlcft.labels import label_name, label_names
-from dlcft.sources import ACCEPTED_X, Items, Source, fetch, fingerprint, make_source
+from dlcft.sources import ACCEPTED_X, Items, Part, Source, Tokenizer, fetch, fingerprint, make_items, make_source
 
 _LABEL_KEYS = ("label", "labels", "target", "targets", "y")
 _INPUT_KEYS = ("data", "image", "images", "input", "inputs", "x")  # alone beside the labels: a name without meaning
@@ -36,6 +37,8 @@ class Inputs:
             image file a sample; the path of a folder of images, an image, a .csv (column `path`), .npz or .npy file;
             or a `Dataset` or `DataLoader` of inputs or of (input, label) pairs.
         preprocess: what happens to images; by default uint8 becomes float in [0, 1].
+        tokenizer: makes a list of texts into a tensor, or a dict of tensors; with it strings are texts, and a .csv has
+            a column `text`.
 
     Raises:
         TypeError: when it is something else.
@@ -47,26 +50,24 @@ class Inputs:
         torch.Size([1, 3, 8, 8])
     """
 
-    def __init__(self, x: Any, *, preprocess: Preprocess | None = None) -> None:
+    def __init__(self, x: Any, *, preprocess: Preprocess | None = None, tokenizer: Tokenizer | None = None) -> None:
         preprocess = preprocess or Preprocess()
         if isinstance(x, Dataset | DataLoader):
             dataset, collate = _dataset_of(x)
-            self._source: Source = _dataset_source(dataset, collate, preprocess, _unlabelled)
+            self._source: Source = _dataset_source(dataset, collate, preprocess, tokenizer, _unlabelled)
         elif isinstance(x, Iterator):
             raise TypeError(f"x is a {type(x).__name__}, which can be read only once; give a list, {ACCEPTED_X}.")
         else:
-            self._source = make_source(x, preprocess)
+            self._source = make_source(x, preprocess, tokenizer)
         if not len(self):
             raise ValueError("the data set is empty; at least one sample is needed.")
 
     def __len__(self) -> int:
         return len(self._source)
 
-    @property
-    def files(self) -> list[str] | None:
-        """The inputs' image files, if they are files."""
-        source = self._source
-        return list(source.files) if isinstance(source, Items) and source.files is not None else None
+    def called(self, index: int) -> str:
+        """Its file, its text, or its number."""
+        return self._source.called(index)
 
     def fetch(self, indices: Tensor) -> Input:
         """The inputs at these positions; see `sources.fetch`."""
@@ -83,6 +84,7 @@ class Samples:
             file with x and y (images and labels, data and targets). Labels are integers or strings; those of
             folders and .csv files are strings. A `DataLoader` gives its data set and `collate_fn` only.
         preprocess: what happens to images; by default uint8 becomes float in [0, 1].
+        tokenizer: see `Inputs`.
 
     Raises:
         TypeError: when it is something else.
@@ -94,8 +96,8 @@ class Samples:
         (2, ['cat', 'dog'])
     """
 
-    def __init__(self, data: Any, *, preprocess: Preprocess | None = None) -> None:
-        self._source, labels = _labelled(data, preprocess or Preprocess())
+    def __init__(self, data: Any, *, preprocess: Preprocess | None = None, tokenizer: Tokenizer | None = None) -> None:
+        self._source, labels = _labelled(data, preprocess or Preprocess(), tokenizer)
         self.labels = label_names(labels)
         if len(self._source) != len(self.labels):
             raise ValueError(f"there are [{len(self._source)}] inputs and {len(self.labels)} labels; give as many.")
@@ -108,6 +110,16 @@ class Samples:
     def fetch(self, indices: Tensor) -> Input:
         """The inputs at these positions; see `sources.fetch`."""
         return fetch(self._source, indices)
+
+    def called(self, index: int) -> str:
+        """Its file, its text, or its number."""
+        return self._source.called(index)
+
+    def part(self, indices: Tensor) -> Samples:
+        """The samples at these positions, which may occur several times."""
+        some = copy.copy(self)
+        some._source, some.labels = Part(self._source, indices), [self.labels[index] for index in indices.tolist()]
+        return some
 
     def fingerprint(self) -> str:
         """A short hash of labels and inputs (see `sources.fingerprint`), to tell whether data is the same as before."""
@@ -140,21 +152,22 @@ def to_device(x: Input, device: torch.device, *, dtype: torch.dtype | None = Non
     return tree_map(moved, x)  # type: ignore[no-any-return]
 
 
-def _labelled(data: Any, preprocess: Preprocess) -> tuple[Source, Any]:
+def _labelled(data: Any, preprocess: Preprocess, tokenizer: Tokenizer | None) -> tuple[Source, Any]:
     """Inputs, and labels as they came."""
     if isinstance(data, str | Path):
-        data = read_labelled(data)
+        data = read_labelled(data, text=tokenizer is not None)
     elif isinstance(data, Mapping):
         data = _split(data)
     elif isinstance(data, list) and len(data) and all(_is_pair(item) for item in data):
-        return Items(lambda index: data[index][0], len(data), preprocess), [label for _, label in data]
+        items = make_items(lambda index: data[index][0], len(data), preprocess, tokenizer)
+        return items, [label for _, label in data]
     if isinstance(data, tuple | list) and len(data) == 2:
-        return make_source(data[0], preprocess), data[1]
+        return make_source(data[0], preprocess, tokenizer), data[1]
     if isinstance(data, Dataset | DataLoader):
         dataset, collate = _dataset_of(data)
         if collate is None and isinstance(dataset, TensorDataset) and len(dataset.tensors) == 2:
             return make_source(dataset.tensors[0], preprocess), dataset.tensors[1]
-        return _dataset_source(dataset, collate, preprocess, _split), _dataset_labels(dataset, collate)
+        return _dataset_source(dataset, collate, preprocess, tokenizer, _split), _dataset_labels(dataset, collate)
     once = ", which can be read only once" if isinstance(data, Iterator) else ""
     raise TypeError(
         f"data is a {type(data).__name__}{once}; give a pair (x, y) of tensors or arrays, a list of (input, label) "
@@ -223,10 +236,11 @@ def _dataset_source(
     dataset: Any,
     collate: Callable[[list[Any]], Any] | None,
     preprocess: Preprocess,
+    tokenizer: Tokenizer | None,
     split: Callable[[Any], tuple[Any, Any]],
 ) -> Source:
     if collate is None:
-        return Items(lambda index: split(dataset[index])[0], len(dataset), preprocess)
+        return make_items(lambda index: split(dataset[index])[0], len(dataset), preprocess, tokenizer)
     return Items(dataset.__getitem__, len(dataset), preprocess, collate=lambda items: split(collate(items))[0])
 
 

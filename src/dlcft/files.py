@@ -1,4 +1,4 @@
-"""Data in files: image folders, tables of image files, and numpy's archives; nothing is loaded that need not be."""
+"""Data in files: image folders, tables of image files or texts, numpy's archives; nothing is loaded too early."""
 
 from __future__ import annotations
 
@@ -17,20 +17,23 @@ _KEYS = (("x", "y"), ("images", "labels"), ("data", "targets"))
 _SPLITS = {"train", "training", "val", "valid", "validation", "test"}
 
 
-def read_inputs(path: str | Path) -> Any:
+def read_inputs(path: str | Path, *, text: bool = False) -> Any:
     """Image files, or an array, of a folder of images, an image, a .csv, .npz or .npy file.
+
+    With `text`, a .csv file holds texts, and images are refused.
 
     Raises:
         ValueError: when it is none of these.
     """
     path = existing(path)
     kind = path.suffix.lower()
+    _refuse_images(path, text)
     if path.is_dir():
         return _images_below(path)
     if kind in EXTENSIONS:
         return [path]
     if kind == ".csv":
-        return read_table(path, ("path",))[0]
+        return read_table(path, ("text" if text else "path",))[0]
     if kind == ".npz":
         return read_npz(path, labelled=False)[0]
     if kind == ".npy":
@@ -41,18 +44,19 @@ def read_inputs(path: str | Path) -> Any:
     raise ValueError(f"cannot read inputs from {path}; give a folder of images, an image, a .csv, .npz or .npy file.")
 
 
-def read_labelled(path: str | Path) -> tuple[Any, Any]:
-    """Inputs and labels of an image folder, a .csv or an .npz file.
+def read_labelled(path: str | Path, *, text: bool = False) -> tuple[Any, Any]:
+    """Inputs and labels of an image folder, a .csv or an .npz file; with `text`, a .csv holds texts.
 
     Raises:
         ValueError: when it is none of these.
     """
     path = existing(path)
+    _refuse_images(path, text)
     if path.is_dir():
         return read_folder(path)
     if path.suffix.lower() == ".csv":
-        paths, labels = read_table(path, ("path", "label"))
-        return paths, labels
+        inputs, labels = read_table(path, ("text" if text else "path", "label"))
+        return inputs, labels
     if path.suffix.lower() == ".npz":
         return read_npz(path)
     raise ValueError(
@@ -90,6 +94,11 @@ def read_table(path: Path, columns: tuple[str, ...]) -> tuple[list[Any], ...]:
     with path.open(newline="", encoding="utf-8-sig") as file:
         reader = csv.DictReader(file)
         missing = [name for name in columns if name not in (reader.fieldnames or ())]
+        if missing == ["path"] and "text" in (reader.fieldnames or ()):
+            raise ValueError(
+                f"{path} holds texts, and this backbone reads images; take a text encoder (hf:NAME), or one of your "
+                "own with a tokenizer."
+            )
         if missing:
             raise ValueError(
                 f"{path} has the columns {reader.fieldnames}; the columns {', '.join(columns)} are needed."
@@ -135,6 +144,11 @@ def existing(path: str | Path) -> Path:
     if not os.path.exists(path):  # Path.exists fails for text too long to be a path
         raise ValueError(f"there is no file or folder {path}; give the path of one that exists.")
     return path
+
+
+def _refuse_images(path: Path, text: bool) -> None:
+    if text and (path.is_dir() or path.suffix.lower() in EXTENSIONS):
+        raise ValueError(f"{path} holds images, and this backbone reads texts; give a .csv with a column text.")
 
 
 def _images_below(folder: Path) -> list[Path]:

@@ -25,6 +25,7 @@ from dlcft.methods.closed_form import Origin
 from dlcft.progress import Report, reporter
 from dlcft.recipes import RECIPES, Recipe
 from dlcft.saving import Home
+from dlcft.sources import Tokenizer
 
 
 class Learner(LearnerCore):
@@ -41,6 +42,7 @@ class Learner(LearnerCore):
         amp: train in bfloat16 where the device's autocast does.
         train: which of the backbone's parameters learn, see `Linearized`; recipes on its tangent space only.
         preprocess: what happens to images, in learning and predicting alike.
+        tokenizer: makes a list of texts into the backbone's inputs; with it strings are texts. It is not saved.
         custom: a `Method` of one's own in place of the recipe's.
         settings: fields of the `Recipe` to change, such as `epochs=10`.
 
@@ -264,6 +266,7 @@ class Learner(LearnerCore):
         *,
         version: int | None = None,
         device: str = "auto",
+        tokenizer: Tokenizer | None = None,
         custom: Method | None = None,
     ) -> Learner:
         """The learner that a directory holds, on the backbone that it was saved with.
@@ -273,6 +276,7 @@ class Learner(LearnerCore):
             backbone: the same pre-trained network, with the same weights.
             version: one that is kept there, for a look at it; by default the current one.
             device: see `Learner`.
+            tokenizer: the same as it was learned with.
             custom: the method of one's own that it was saved with.
 
         Raises:
@@ -297,6 +301,7 @@ class Learner(LearnerCore):
             amp=header["amp"],
             train=header["train"],
             preprocess=preprocess,
+            tokenizer=tokenizer,
             custom=custom,
         )
         learner._load_state(tensors, header)

@@ -17,9 +17,10 @@ from dlcft.files import existing, read_inputs
 from dlcft.images import Preprocess, image_tensor, is_pillow_image, read_image
 
 _HASHED = 64  # samples whose content a fingerprint covers
+Tokenizer = Callable[[list[str]], Any]  # texts to a network's inputs: a tensor, or a dict of tensors
 ACCEPTED_X = (
     "a tensor or numpy array, a tuple or dict of them, a list with one array or image file a sample, or the path of "
-    "an image folder, an image, a .csv, .npz or .npy file"
+    "an image folder, an image, a .csv, .npz or .npy file; with a tokenizer, a list of texts or a .csv of them"
 )
 
 
@@ -38,6 +39,10 @@ class Source(Protocol):
 
     def name(self, index: int) -> str:
         """What to call it in a sentence."""
+        ...
+
+    def called(self, index: int) -> str:
+        """What to call it in a table: its file, its text, or its number."""
         ...
 
 
@@ -72,6 +77,10 @@ class Arrays:
         """See `Source`."""
         return f"sample {index}"
 
+    def called(self, index: int) -> str:
+        """See `Source`."""
+        return str(index)
+
 
 class Items:
     """Inputs that a function gives one by one: a data set's, a list's, or those of files.
@@ -83,6 +92,8 @@ class Items:
         files: their names, if they are files.
         collate: makes a batch of inputs from a list of what `get` gave; by default equal shapes are stacked.
     """
+
+    _maker = "collate_fn"
 
     def __init__(
         self,
@@ -114,7 +125,9 @@ class Items:
         batch = _tensors(tuple(batch) if isinstance(batch, list) else batch)  # default_collate makes lists of tuples
         lengths = {len(part) if part.dim() else 1 for part in tree_leaves(batch)}
         if lengths != {len(positions)}:
-            raise ValueError(f"collate_fn made {sorted(lengths)} inputs of {len(positions)} samples; it must keep all.")
+            raise ValueError(
+                f"{self._maker} made {sorted(lengths)} inputs of {len(positions)} samples; it must keep all."
+            )
         return self._preprocess(batch)
 
     def raw(self, index: int) -> Any:
@@ -124,6 +137,10 @@ class Items:
     def name(self, index: int) -> str:
         """See `Source`."""
         return f"sample {index}" if self.files is None else f"the image file {self.files[index]}"
+
+    def called(self, index: int) -> str:
+        """See `Source`."""
+        return str(index) if self.files is None else self.files[index]
 
     def _prepared(self, index: int) -> Input:
         batch = self._preprocess(tree_map(lambda part: part[None], _tensors(self._get(index))))
@@ -139,7 +156,53 @@ class Items:
         return tree_map(lambda part: part[0], batch)  # type: ignore[no-any-return]
 
 
-def make_source(x: Any, preprocess: Preprocess) -> Source:
+class Texts(Items):
+    """Texts that a function gives one by one, and a tokenizer makes into a network's inputs batch by batch."""
+
+    _maker = "the tokenizer"
+
+    def __init__(self, get: Callable[[int], Any], length: int, tokenizer: Tokenizer) -> None:
+        super().__init__(get, length, Preprocess(), collate=tokenizer)
+
+    def called(self, index: int) -> str:
+        """See `Source`."""
+        return str(self.raw(index))
+
+
+class Part:
+    """Some of the inputs of another source, each as often as its index is given."""
+
+    def __init__(self, source: Source, indices: Tensor) -> None:
+        self._source, self._indices = source, indices
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def fetch(self, indices: Tensor) -> Input:
+        """See `Source`."""
+        return self._source.fetch(self._indices[indices])
+
+    def raw(self, index: int) -> Any:
+        """See `Source`."""
+        return self._source.raw(int(self._indices[index]))
+
+    def name(self, index: int) -> str:
+        """See `Source`."""
+        return self._source.name(int(self._indices[index]))
+
+    def called(self, index: int) -> str:
+        """See `Source`."""
+        return self._source.called(int(self._indices[index]))
+
+
+def make_items(get: Callable[[int], Any], length: int, preprocess: Preprocess, tokenizer: Tokenizer | None) -> Items:
+    """Inputs that a function gives one by one: texts if there is a tokenizer for them."""
+    if tokenizer is not None and length and isinstance(get(0), str):
+        return Texts(get, length, tokenizer)
+    return Items(get, length, preprocess)
+
+
+def make_source(x: Any, preprocess: Preprocess, tokenizer: Tokenizer | None = None) -> Source:
     """Inputs in any form but a data set.
 
     Raises:
@@ -147,9 +210,11 @@ def make_source(x: Any, preprocess: Preprocess) -> Source:
         ValueError: when its content is not.
     """
     if isinstance(x, str | Path):
-        x = read_inputs(x)
+        x = read_inputs(x, text=tokenizer is not None)
     if isinstance(x, np.ndarray) and x.dtype.kind == "U":
         x = x.tolist()
+    if tokenizer is not None and isinstance(x, list | tuple) and len(x) and all(isinstance(part, str) for part in x):
+        return Texts(x.__getitem__, len(x), tokenizer)
     if isinstance(x, list | tuple) and len(x) and all(isinstance(part, str | Path) for part in x):
         names = [str(existing(path)) for path in x]
         return Items(lambda index: read_image(names[index], preprocess.channels), len(x), preprocess, files=names)

@@ -11,9 +11,35 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dlcft.calibration import calibration_error, fit_temperature, probabilities
+from dlcft.calibration import calibration_bins, calibration_error, fit_temperature, probabilities
+from dlcft.checkpoint import Store, Version
 from dlcft.data import Label, Samples
 from dlcft.learner import Learner
+from dlcft.trial import TEST_BATCH
+
+
+@dataclass(frozen=True)
+class Flip:
+    """A held-out sample whose answer was right and is wrong now."""
+
+    input: str
+    label: str
+    answer: str
+
+
+@dataclass(frozen=True)
+class Disk:
+    """What an update changed in the model's directory.
+
+    Attributes:
+        written: bytes of the new version.
+        kept: number, bytes and time of each version that is there now, and whether it is the current one.
+        removed: numbers of the versions that are there no more.
+    """
+
+    written: int
+    kept: list[dict[str, Any]]
+    removed: list[int]
 
 
 @dataclass(frozen=True)
@@ -22,33 +48,47 @@ class Update:
 
     Attributes:
         samples: how many were learned.
+        learned: how many of each label.
         new_labels: labels that were not known before.
         predicted_increase: of the old data's mean loss, by the memory alone; None where there is nothing old.
         accuracy: on the held-out samples; None without them.
         accuracy_before: of the version before, on those whose label it knew.
         drop: by how much the accuracy on those fell.
         flips: the share of them that turned from right to wrong.
+        flipped: which these are.
         per_class: for each label of the held-out samples, how many of how many are right.
+        per_class_before: for each of these that was known, how many were right in the version before.
         temperature: that makes outputs into probabilities, fitted on the held-out samples.
         calibration_error: of these probabilities, on the same samples.
+        calibration: see `calibration_bins`, on the same samples.
+        gates: a sentence for each gate that was passed.
         accepted: whether the new version is current.
         version: its number.
         seconds: to learn it.
+        tasks: number of samples, predicted increase, and accuracy on what was held out then, of each update so far.
+        disk: see `Disk`.
     """
 
     samples: int
+    learned: dict[str, int]
     new_labels: list[Label]
     predicted_increase: float | None
     accuracy: float | None
     accuracy_before: float | None
     drop: float | None
     flips: float | None
+    flipped: list[Flip]
     per_class: dict[str, tuple[int, int]]
+    per_class_before: dict[str, int]
     temperature: float | None
     calibration_error: float | None
+    calibration: list[tuple[float, float, int]]
+    gates: list[str]
     accepted: bool
     version: int
     seconds: float
+    tasks: list[dict[str, Any]]
+    disk: Disk
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON can hold it."""
@@ -81,6 +121,9 @@ def update(
     """
     if holdout is None and (max_drop is not None or max_flips is not None):
         raise ValueError("max_drop and max_flips need holdout samples to be measured on.")
+    place = learner.directory if directory is None else directory
+    if place is None:
+        raise ValueError("directory is not given, and this learner was neither saved nor loaded before.")
     samples = learner.samples(data)
     held_out = None if holdout is None else learner.samples(holdout)
     if directory is not None and not learner.tasks and learner.method.trains:
@@ -89,57 +132,101 @@ def update(
     before = answers(learner, held_out) if held_out is not None and learner.tasks else None
     started = time.perf_counter()
     learner.learn(samples)
+    _ = learner.model  # what is solved in closed form is solved now
     seconds = time.perf_counter() - started
-    facts: dict[str, Any] = {"accuracy": None, "accuracy_before": None, "drop": None, "flips": None, "per_class": {}}
-    facts |= {"temperature": None, "calibration_error": None}
+    facts = _EMPTY if held_out is None else _compared(learner, held_out, before, known)
     if held_out is not None:
-        facts |= _compared(learner, held_out, before, known)
-        learner.notes["temperature"] = facts["temperature"]
-        learner.notes["calibration_error"] = facts["calibration_error"]
-    accepted = not (_past(facts["drop"], max_drop) or _past(facts["flips"], max_flips))
-    increase = learner.predicted_increase()
-    version = learner.save(directory, keep=keep, current=accepted)
-    new = [label for label in learner.labels() if label not in known]
-    return Update(len(samples), new, increase, accepted=accepted, version=version, seconds=seconds, **facts)
+        learner.notes |= {name: facts[name] for name in ("temperature", "calibration_error")}
+    learner.predicted_increase()
+    learner.history[-1]["accuracy"] = facts["accuracy"]
+    gates = [*_passed("max_drop", facts["drop"], max_drop), *_passed("max_flips", facts["flips"], max_flips)]
+    store = Store(place)
+    there = store.versions()
+    version = learner.save(directory, keep=keep, current=not gates)
+    return Update(
+        samples=len(samples),
+        learned={str(label): count for label, count in Counter(samples.labels).items()},
+        new_labels=[label for label in learner.labels() if label not in known],
+        predicted_increase=learner.history[-1]["predicted_increase"],
+        gates=gates,
+        accepted=not gates,
+        version=version,
+        seconds=seconds,
+        tasks=[{name: entry.get(name) for name in _TOLD} for entry in learner.history if "forgotten" not in entry],
+        disk=_changed(store, there, version),
+        **facts,
+    )
 
 
 def answers(learner: Learner, samples: Samples) -> list[Label]:
     """What the learner says of each sample."""
     names = learner.labels()
-    return [names[index] for index in learner.outputs(samples).argmax(1).tolist()]
+    return [names[index] for index in learner.outputs(samples, batch_size=TEST_BATCH).argmax(1).tolist()]
+
+
+_TOLD = ("samples", "predicted_increase", "accuracy")
+_EMPTY: dict[str, Any] = {
+    **dict.fromkeys(("accuracy", "accuracy_before", "drop", "flips", "temperature", "calibration_error")),
+    "flipped": [],
+    "per_class": {},
+    "per_class_before": {},
+    "calibration": [],
+}
 
 
 def _compared(learner: Learner, held_out: Samples, before: list[Label] | None, known: set[Label]) -> dict[str, Any]:
-    outputs = learner.outputs(held_out)
-    names = learner.labels()
+    outputs = learner.outputs(held_out, batch_size=TEST_BATCH)
+    names, labels = learner.labels(), held_out.labels
     now = [names[index] for index in outputs.argmax(1).tolist()]
-    right = [a == label for a, label in zip(now, held_out.labels, strict=True)]
-    totals = Counter(held_out.labels)
-    hits = Counter(label for label, hit in zip(held_out.labels, right, strict=True) if hit)
+    right = [answer == label for answer, label in zip(now, labels, strict=True)]
+    totals, hits = Counter(labels), _counted(labels, right)
     facts: dict[str, Any] = {
+        **_EMPTY,
         "accuracy": sum(right) / len(right),
         "per_class": {str(label): (hits[label], totals[label]) for label in sorted(totals, key=str)},
-        **_calibrated(outputs, held_out.labels, names),
+        **_calibrated(outputs, labels, names),
     }
-    old = [index for index, label in enumerate(held_out.labels) if label in known]
-    if before is not None and old:
-        was = [before[index] == held_out.labels[index] for index in old]
-        facts["accuracy_before"] = sum(was) / len(old)
-        facts["drop"] = facts["accuracy_before"] - sum(right[index] for index in old) / len(old)
-        facts["flips"] = sum(w and not right[index] for w, index in zip(was, old, strict=True)) / len(old)
-    return facts
+    old = [index for index, label in enumerate(labels) if label in known]
+    if before is None or not old:
+        return facts
+    was = [answer == label for answer, label in zip(before, labels, strict=True)]
+    hits_before = _counted(labels, was)
+    lost = [index for index in old if was[index] and not right[index]]
+    accuracy_before = sum(was[index] for index in old) / len(old)
+    return facts | {
+        "per_class_before": {str(label): hits_before[label] for label in sorted(totals, key=str) if label in known},
+        "accuracy_before": accuracy_before,
+        "drop": accuracy_before - sum(right[index] for index in old) / len(old),
+        "flips": len(lost) / len(old),
+        "flipped": [Flip(held_out.called(index), str(labels[index]), str(now[index])) for index in lost],
+    }
 
 
-def _calibrated(outputs: Tensor, labels: list[Label], names: list[Label]) -> dict[str, float | None]:
+def _counted(labels: list[Label], right: list[bool]) -> Counter[Label]:
+    return Counter(label for label, hit in zip(labels, right, strict=True) if hit)
+
+
+def _calibrated(outputs: Tensor, labels: list[Label], names: list[Label]) -> dict[str, Any]:
     places = {name: index for index, name in enumerate(names)}
     seen = [index for index, label in enumerate(labels) if label in places]
     if not seen:
-        return {"temperature": None, "calibration_error": None}
+        return {}
     y = torch.tensor([places[labels[index]] for index in seen])
     temperature = fit_temperature(outputs[seen], y)
-    error = calibration_error(probabilities(outputs[seen], temperature), y)
-    return {"temperature": temperature, "calibration_error": error}
+    bins = calibration_bins(probabilities(outputs[seen], temperature), y)
+    return {"temperature": temperature, "calibration_error": calibration_error(bins), "calibration": bins}
 
 
-def _past(value: float | None, limit: float | None) -> bool:
-    return value is not None and limit is not None and value > limit
+def _passed(gate: str, value: float | None, limit: float | None) -> list[str]:
+    if value is None or limit is None or value <= limit:
+        return []
+    what = {"max_drop": "accuracy on known labels fell by", "max_flips": "turned from right to wrong:"}[gate]
+    return [f"{what} {value:.2%}, and {gate} is {limit:.2%}"]
+
+
+def _changed(store: Store, there: list[Version], number: int) -> Disk:
+    kept, current = store.versions(), store.current
+    rows = [{"version": v.number, "bytes": v.bytes, "created": v.created, "current": v == current} for v in kept]
+    numbers = {v.number for v in kept}
+    written = next(v.bytes for v in kept if v.number == number)
+    return Disk(written, rows, [v.number for v in there if v.number not in numbers])

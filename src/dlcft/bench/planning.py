@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import resource
-import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,6 +15,7 @@ from dlcft.bench.paper import Planned
 from dlcft.bench.spectrum import MLP, Spectrum
 from dlcft.learner import Learner
 from dlcft.recipes import RECIPES
+from dlcft.trial import Rates, apart, measure_learning
 
 _TRIAL = (8, 8, 32)  # images of three tasks: to warm up, and two sizes that tell a fixed cost from one an image
 _COPIES = 3  # of the images that a run holds: the data set, the part that is used, the tasks
@@ -41,27 +38,6 @@ SIZES = {
     "seq-cifar100": Size(50_000, 10_000, 100, 3 * 32 * 32),
     "seq-mit67": Size(5360, 1340, 67, 3 * 256 * 256),
 }
-
-
-@dataclass(frozen=True)
-class Rates:
-    """What a trial has measured, in seconds and bytes.
-
-    Attributes:
-        training: a training image, once.
-        remembering: a training image, when the task ends.
-        remembering_once: a task, besides.
-        testing: a test image.
-        settling: before the first test image after a task.
-        peak: of the process's memory.
-    """
-
-    training: float
-    remembering: float
-    remembering_once: float
-    testing: float
-    settling: float
-    peak: int
 
 
 MLP_RATES = Rates(1e-4, 0.0, 0.0, 1e-5, 0.0, 5 * 10**8)  # a small one: no trial is worth its time
@@ -233,29 +209,12 @@ def measure_rates(experiment: Experiment) -> Rates:
     options = {"scenario": experiment.scenario, "new_labels": "grow", "preprocess": preprocess}
     learner = Learner(backbone.module, experiment.method, **options, **settings)  # type: ignore[arg-type]
     generator = torch.Generator().manual_seed(0)
+    tasks = []
     for number, count in enumerate(_TRIAL):
         data = torch.randint(0, 256, (count, 3, *size), dtype=torch.uint8, generator=generator), torch.arange(count) % 8
-        head = f"task-{number}" if experiment.scenario == "task-il" else None
-        learner.learn(data, head=head, progress=False)
-    once, again = (_seconds(lambda: learner.evaluate(data, head=head)) for _ in range(2))
-    few, many = (entry["seconds_remembering"] for entry in learner.history[1:])
-    slope = max(0.0, (many - few) / (_TRIAL[2] - _TRIAL[1]))
-    return Rates(
-        training=learner.history[-1]["seconds_training"] / _TRIAL[2],
-        remembering=slope,
-        remembering_once=max(0.0, few - _TRIAL[1] * slope),
-        testing=again / _TRIAL[2],
-        settling=max(0.0, once - again),
-        peak=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-    )
+        tasks.append((data, f"task-{number}" if experiment.scenario == "task-il" else None))
+    return measure_learning(learner, tasks)
 
 
 def _measured_apart(experiment: Experiment) -> Rates:
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(measure_rates, experiment).result()
-
-
-def _seconds(work: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    work()
-    return time.perf_counter() - started
+    return apart(measure_rates, experiment)

@@ -18,10 +18,12 @@ from dlcft.cli.arguments import positive, setting
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from dlcft.data import Inputs
+    from dlcft.data import Inputs, Samples
     from dlcft.learner import Learner
+    from dlcft.updates import Update
 
 Json = Annotated[bool, Parameter(name="--json")]
+_First = tuple[str | None, str | None, str | None, dict[str, Any]]  # backbone, weights, method and its settings
 _GATE = 3  # exit code when a gate has kept the new version from becoming current
 _SKIPPED = 4  # exit code when an input could not be read
 
@@ -38,6 +40,7 @@ def update(
     max_drop: float | None = None,
     max_flips: float | None = None,
     keep: int = 2,
+    page: Path | None = None,
     dry_run: bool = False,
     as_json: Json = False,
 ) -> None:
@@ -52,7 +55,8 @@ def update(
     model
         The directory of the model.
     data
-        A folder with one folder of images a label, a .csv file with path and label, or an .npz file with x and y.
+        A folder with one folder of images a label, a .csv file with path and label (text and label for a text
+        encoder), or an .npz file with x and y.
     backbone
         The pre-trained network, for the first update: a name that `dlcft list backbones` shows, or module:factory.
     weights
@@ -69,28 +73,34 @@ def update(
         The same if a larger share of the holdout turns from right to wrong.
     keep
         How many versions stay on disk.
+    page
+        The HTML file to tell it in; by default one beside the model's directory.
     dry_run
-        Only say what would happen.
+        Only say what would happen, how long it would take and how much memory, by a trial on a few of the samples.
     as_json
         Print the facts as JSON.
     """
     positive("--keep", keep)
     from dlcft.updates import update as learn_update
 
-    learner = _open_or_create(model, backbone, weights, method, dict(setting(text) for text in set_ or []))
+    first = (backbone, weights, method, dict(setting(text) for text in set_ or []))
+    learner = _open_or_create(model, *first)
     samples = learner.samples(data)
     if dry_run:
-        _describe(learner, samples, model)
+        _describe(learner, samples, model, first, data, holdout, as_json)
         return
     if not learner.tasks:
         print(f"a new model on the backbone {learner.notes['backbone']['name']!r}", file=sys.stderr)
     options: dict[str, Any] = {"holdout": holdout, "max_drop": max_drop, "max_flips": max_flips, "keep": keep}
     with _nothing_left_behind(model, learner):
         done = learn_update(learner, samples, directory=model, **options)
+    written = _write_page(done, learner, model, page)
     if as_json:
-        print(json.dumps(done.to_dict()))
+        print(json.dumps(done.to_dict() | {"page": written}))
     else:
         _print_update(done, model)
+        if written is not None:
+            print(f"page: {written}")
     if not done.accepted:
         raise SystemExit(_GATE)
 
@@ -104,7 +114,7 @@ def predict(
     top: int = 1,
     batch_size: int = 64,
 ) -> None:
-    """Say what is in each image, with probabilities.
+    """Say what is in each image or text, with probabilities.
 
     An image that cannot be read is skipped with a warning; exit code 4 says that there were some.
 
@@ -113,7 +123,7 @@ def predict(
     Parameters
     ----------
     inputs
-        A folder of images, an image, a .csv file with a column path, or an .npz or .npy file.
+        A folder of images, an image, a .csv file with a column path (text for a text encoder), or an .npz or .npy file.
     model
         The directory of the model.
     out
@@ -160,7 +170,9 @@ def evaluate(*, model: Path, data: Path, as_json: Json = False) -> None:
     as_json
         Print JSON.
     """
-    result = _open(model).evaluate(data)
+    from dlcft.trial import TEST_BATCH
+
+    result = _open(model).evaluate(data, batch_size=TEST_BATCH)
     print(json.dumps(result) if as_json else f"accuracy {result['accuracy']:.2%}, mean loss {result['loss']:.4g}")
 
 
@@ -241,14 +253,23 @@ def _store(model: Path) -> Any:
     return store
 
 
-def _open(model: Path) -> Learner:
+def _current(model: Path) -> Any:
+    """The current version of a model that has learned something; None before that."""
+    from dlcft.checkpoint import Store
+
+    current = Store(model).current
+    return current if current is not None and current.header["tasks"] else None
+
+
+def _open(model: Path, version: int | None = None) -> Learner:
     from dlcft.bench.backbones import load_backbone
     from dlcft.learner import Learner
 
     rebuild = _store(model).current.header["notes"].get("backbone")
     if rebuild is None:
         raise ValueError(f"{model} was saved from Python and does not say how its backbone is made; load it there.")
-    return Learner.load(model, load_backbone(**rebuild).module)
+    found = load_backbone(**rebuild)
+    return Learner.load(model, found.module, version=version, tokenizer=found.tokenizer)
 
 
 def _open_or_create(
@@ -259,15 +280,17 @@ def _open_or_create(
     from dlcft.learner import Learner
 
     current = Store(model).current
-    if current is not None and current.header["tasks"]:
+    if _current(model) is not None:
         given = {"--backbone": backbone, "--weights": weights, "--method": method, "--set": settings or None}
         named = [name for name, value in given.items() if value is not None]
         if named:
             raise ValueError(f"{named[0]} is for the first update; {model} has its own already.")
         return _open(model)
     found = load_backbone(backbone or "shipped", weights=weights)
-    learner = Learner(found.module, method or "dlcft-exact", preprocess=found.preprocess, **settings)
-    learner.notes["backbone"] = found.rebuild
+    method = method or "dlcft-exact"
+    reading: dict[str, Any] = {"preprocess": found.preprocess, "tokenizer": found.tokenizer}
+    learner = Learner(found.module, method, **reading, **settings)
+    learner.notes |= {"backbone": found.rebuild, "method": method}
     if current is None:
         return learner
     # a first update was killed: the same command goes on with it
@@ -291,14 +314,55 @@ def _nothing_left_behind(model: Path, learner: Learner) -> Iterator[None]:
         raise
 
 
-def _describe(learner: Learner, samples: Any, model: Path) -> None:
+def _describe(
+    learner: Learner, samples: Samples, model: Path, first: _First, data: Path, holdout: Path | None, as_json: bool
+) -> None:
+    from dlcft.forecasts import forecast
+    from dlcft.pages import in_bytes, in_seconds
+
     known = set(learner.labels()) if learner.tasks else set()
     new = sorted({str(label) for label in samples.labels if label not in known})
-    print(f"{model}: {'a new model' if not learner.tasks else f'{learner.tasks} tasks learned'}")
-    print(f"would learn {len(samples)} samples of {len(set(samples.labels))} labels; new: {', '.join(new) or 'none'}")
+    tested = 0 if holdout is None else len(learner.samples(holdout))
+    if not as_json:
+        print(f"{model}: {f'{learner.tasks} tasks learned' if learner.tasks else 'a new model'}")
+        labels = len(set(samples.labels))
+        print(f"would learn {len(samples)} samples of {labels} labels; new: {', '.join(new) or 'none'}", flush=True)
+    cost = forecast(_fresh, (model, first, data), samples=len(samples), tested=tested)
+    if as_json:
+        facts = {"tasks": learner.tasks, "samples": len(samples), "new_labels": new}
+        print(json.dumps(facts | cost.to_dict()))
+        return
+    took = f"{in_seconds(cost.trial_seconds)} for a trial on {cost.trial_samples} samples"
+    print(f"takes about {in_seconds(cost.seconds)} ({took})")
+    print(f"needs about {in_bytes(cost.peak)} of memory, and {in_bytes(cost.bytes)} on disk for each version kept")
 
 
-def _print_update(done: Any, model: Path) -> None:
+def _fresh(model: Path, first: _First, data: Path) -> tuple[Learner, Samples]:
+    """The learner as an update finds it, bound to no directory, and what it would learn."""
+    current = _current(model)
+    learner = _open_or_create(model, *first) if current is None else _open(model, current.number)
+    return learner, learner.samples(data)
+
+
+def _write_page(done: Update, learner: Learner, model: Path, page: Path | None) -> str | None:
+    """The page's path; None, with a warning, where it cannot be written: the version itself is safe by then."""
+    from dlcft import __version__
+    from dlcft.bench.experiment import write_atomically
+    from dlcft.pages.update import to_html
+
+    backbone, method = learner.notes["backbone"]["name"], learner.notes.get("method")
+    origin = [("backbone", backbone), ("method", method), ("updates", str(learner.tasks)), ("dlcft", __version__)]
+    place = page or model.with_name(f"{model.resolve().name}-updates") / f"version-{done.version}.html"
+    text = to_html(done, model=model.resolve().name, origin=[(name, value) for name, value in origin if value])
+    try:
+        write_atomically(place, text)
+    except OSError as error:
+        print(f"dlcft: the page {place} could not be written ({error.strerror}).", file=sys.stderr)
+        return None
+    return str(place)
+
+
+def _print_update(done: Update, model: Path) -> None:
     new = f"; new labels: {', '.join(map(str, done.new_labels))}" if done.new_labels else ""
     print(f"learned {done.samples} samples in {done.seconds:.1f} s{new}")
     if done.predicted_increase is not None:
@@ -307,8 +371,16 @@ def _print_update(done: Any, model: Path) -> None:
         print(f"holdout accuracy {done.accuracy:.2%}; calibration error {done.calibration_error:.3f} (same samples)")
         for label, (right, total) in done.per_class.items():
             print(f"  {label}: {right} of {total}")
-    if done.flips is not None:
+    if done.flips is not None and done.drop is not None:
         print(f"known labels: accuracy {-done.drop:+.2%}, turned from right to wrong {done.flips:.2%}")
+    from dlcft.pages import in_bytes
+
+    removed = f", removed {', '.join(map(str, done.disk.removed))}" if done.disk.removed else ""
+    total = sum(row["bytes"] for row in done.disk.kept)
+    kept = ", ".join(str(row["version"]) for row in done.disk.kept)
+    print(f"disk: wrote {in_bytes(done.disk.written)}; versions kept {kept}{removed}; {in_bytes(total)} in all")
+    for sentence in done.gates:
+        print(f"gate: {sentence}")
     state = "is current" if done.accepted else "is kept, but a gate was passed: it is not current"
     print(f"{model}: version {done.version} {state}")
 
@@ -320,7 +392,7 @@ def _predictions(
 
     from dlcft.calibration import probabilities
 
-    names, files = learner.labels(), what.files
+    names = learner.labels()
     temperature = learner.notes.get("temperature") or learner.recipe.scale / 10
     for indices in torch.arange(len(what)).split(batch_size):
         for index, x in _readable(what, indices, skipped):
@@ -328,7 +400,7 @@ def _predictions(
             for row, place in zip(given, index.tolist(), strict=True):
                 best = row.topk(min(top, len(names)))
                 answer = [(str(names[i]), float(p)) for p, i in zip(best.values, best.indices.tolist(), strict=True)]
-                yield (files[place] if files else str(place)), answer
+                yield what.called(place), answer
 
 
 def _readable(what: Inputs, indices: Tensor, skipped: list[str]) -> Iterator[tuple[Tensor, Any]]:

@@ -18,6 +18,7 @@ from dlcft.bench.backbones.files import fill, find_weights, first_line, official
 from dlcft.bench.backbones.packages import BACKBONES, PACKAGES, nearest, own_network, seeded
 from dlcft.bench.backbones.resnet import ResNet18
 from dlcft.images import Preprocess
+from dlcft.sources import Tokenizer
 
 __all__ = [
     "BACKBONES",
@@ -68,12 +69,14 @@ class Backbone:
         module: maps a batch to feature vectors; in evaluation mode.
         preprocess: what its images go through. Images are stretched to its size, not cropped.
         rebuild: what JSON can hold; `load_backbone(**rebuild)` gives the same network.
+        tokenizer: makes a list of texts into its inputs; None if it reads no texts.
     """
 
     name: str
     module: nn.Module
     preprocess: Preprocess
     rebuild: dict[str, Any]
+    tokenizer: Tokenizer | None = None
 
 
 Weights = str | os.PathLike[str] | None
@@ -83,7 +86,8 @@ def load_backbone(name: str = "shipped", *, weights: Weights = None, width: int 
     """A network without its classifier, by name (see `BACKBONES`).
 
     Nothing is imported or downloaded before a `timm:`, `torchvision:` or `hf:` name asks for it. A factory of one's
-    own returns an `nn.Module`, or that and a `Preprocess`; the current directory is searched for its module.
+    own returns an `nn.Module`, or that and a `Preprocess` or a tokenizer (a function from texts to inputs); the current
+    directory is searched for its module.
 
     Args:
         name: see above.
@@ -110,6 +114,7 @@ def load_backbone(name: str = "shipped", *, weights: Weights = None, width: int 
         raise ValueError(f"width is {width} for {name!r}; a positive number is accepted, for {' and '.join(_RESNETS)}.")
     source = weights if weights is None or weights == "random" else find_weights(weights, folder=kind == "hf")
     module: nn.Module
+    tokenizer: Tokenizer | None = None
     if name == "shipped":
         if source is not None:
             raise ValueError(f"weights is {str(weights)!r}; 'shipped' has its own, use 'resnet18-32' for others.")
@@ -119,11 +124,12 @@ def load_backbone(name: str = "shipped", *, weights: Weights = None, width: int 
     elif not colon:
         raise ValueError(f"unknown backbone {name!r}; accepted: {', '.join(BACKBONES)}.{nearest(name, BACKBONES)}")
     else:
-        module, preprocess = PACKAGES.get(kind, own_network)(model if kind in PACKAGES else name, source)
+        module, preprocess, tokenizer = PACKAGES.get(kind, own_network)(model if kind in PACKAGES else name, source)
     stored = source
     if isinstance(source, Path):
         stored = source.name if source.parent == weights_folder() else str(source.resolve())
-    return Backbone(name, module.eval(), preprocess, {"name": name, "weights": stored, "width": width})
+    rebuild = {"name": name, "weights": stored, "width": width}
+    return Backbone(name, module.eval(), preprocess, rebuild, tokenizer)
 
 
 def load_classifier(name: str, weights: str | os.PathLike[str], *, width: int | None = None) -> ResNet18:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from dlcft.bench.backbones.files import CLASSIFIERS, fill, first_line, read_weights, some
 from dlcft.images import Preprocess
+from dlcft.sources import Tokenizer
 
 BACKBONES = {
     "shipped": "ResNet-18 of quarter width for 32 pixels, pre-trained on Tiny-ImageNet; in the package",
@@ -26,8 +28,16 @@ BACKBONES = {
     "hf:NAME": "a model of the package transformers, from the hub or a folder",
     "MODULE:FACTORY": "one's own: a function in a module, which returns an nn.Module",
 }
-Found = tuple[nn.Module, Preprocess]
+_LONGEST = 512  # tokens of a text, where neither model nor tokenizer tells
 Source = str | Path | None  # of weights: 'random', a file, or None for the published ones
+
+
+class Found(NamedTuple):
+    """A network, what its images go through, and what makes texts into its inputs, if it reads texts."""
+
+    module: nn.Module
+    preprocess: Preprocess
+    tokenizer: Tokenizer | None = None
 
 
 def _timm(name: str, source: Source) -> Found:
@@ -45,7 +55,8 @@ def _timm(name: str, source: Source) -> Found:
         fill(module, read_weights(source)[0], str(source))
     config = data.resolve_model_data_config(module)
     channels, height, width = config["input_size"]
-    return module, _preprocess((height, width), config["mean"], config["std"], config["interpolation"], channels)
+    used = _preprocess((height, width), config["mean"], config["std"], config["interpolation"], channels)
+    return Found(module, used)
 
 
 def _torchvision(name: str, source: Source) -> Found:
@@ -64,7 +75,7 @@ def _torchvision(name: str, source: Source) -> Found:
         fill(module, read_weights(source)[0], str(source))
     used = published.transforms()
     size = used.crop_size[0]
-    return module, _preprocess((size, size), used.mean, used.std, used.interpolation.value, 3)
+    return Found(module, _preprocess((size, size), used.mean, used.std, used.interpolation.value, 3))
 
 
 def _remove_classifier(module: nn.Module, name: str) -> None:
@@ -79,15 +90,25 @@ def _remove_classifier(module: nn.Module, name: str) -> None:
 
 
 class Pooled(nn.Module):
-    """A model of the package transformers as feature vectors: its pooled output, or the first token."""
+    """A model of the package transformers as feature vectors: its pooled output, or the first token.
 
-    def __init__(self, model: nn.Module) -> None:
+    With `mean`, the mean of the last layer's tokens that are no padding: what sentence encoders are trained for.
+    """
+
+    def __init__(self, model: nn.Module, *, mean: bool = False) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.mean = model, mean
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """Map a batch, as the model takes it, to N feature vectors."""
         output = self.model(*args, **kwargs, return_dict=True)
+        if self.mean:
+            tokens: Tensor = output["last_hidden_state"]
+            mask = kwargs.get("attention_mask")
+            if mask is None:
+                return tokens.mean(1)
+            real: Tensor = mask[:, :, None].to(tokens.dtype)
+            return (tokens * real).sum(1) / real.sum(1).clamp(min=1)
         z: Tensor | None = output.get("pooler_output")
         if z is None:
             hidden = output["last_hidden_state"]
@@ -97,7 +118,7 @@ class Pooled(nn.Module):
 
 
 def _hf(name: str, source: Source) -> Found:
-    transformers, preprocess = _package("transformers"), Preprocess()
+    transformers, preprocess, tokenizer, mean = _package("transformers"), Preprocess(), None, False
     if source == "random":
         raise ValueError("weights is 'random'; 'hf:' accepts a folder that save_pretrained wrote.")
     place = name if source is None else str(source)
@@ -105,15 +126,34 @@ def _hf(name: str, source: Source) -> Found:
         model, info = transformers.AutoModel.from_pretrained(place, output_loading_info=True)
         if model.main_input_name == "pixel_values":
             preprocess = _hf_preprocess(transformers.AutoImageProcessor.from_pretrained(place).to_dict())
+        if model.main_input_name == "input_ids":
+            tokenizer, mean = _hf_tokenizer(transformers, place, model.config), _is_sentence_encoder(place)
     except OSError as error:
         where = f"download https://huggingface.co/{name} and pass weights=FOLDER"
         raise FileNotFoundError(_offline(f"hf:{name}", error, where)) from error
     missing = [key for key in info["missing_keys"] if not key.startswith("pooler.")]
     if missing:
         raise ValueError(f"{place!r} lacks weights of the model ({some(missing)}), which would be random.")
-    if info["missing_keys"]:
-        model.pooler = None  # the checkpoint of a classifier has none, and a random one would spoil the features
-    return Pooled(model), preprocess
+    if info["missing_keys"] or mean:
+        # the checkpoint of a classifier has none, and a random one would spoil the features; a mean needs none
+        model.pooler = None
+    return Found(Pooled(model, mean=mean), preprocess, tokenizer)
+
+
+def _hf_tokenizer(transformers: Any, place: str, config: Any) -> Tokenizer | None:
+    """The model's own tokenizer; None where there is none. Texts longer than the model can take are cut."""
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(place)
+    except (OSError, ValueError):
+        return None
+    limit = min(tokenizer.model_max_length, getattr(config, "max_position_embeddings", None) or _LONGEST)
+    return lambda texts: tokenizer(texts, padding=True, truncation=True, max_length=limit, return_tensors="pt")
+
+
+def _is_sentence_encoder(place: str) -> bool:
+    """Whether the folder says, as sentence-transformers writes it, that features are the mean of the tokens."""
+    file = Path(place) / "1_Pooling" / "config.json"
+    return file.is_file() and bool(json.loads(file.read_text()).get("pooling_mode_mean_tokens"))
 
 
 def _hf_preprocess(config: Mapping[str, Any]) -> Preprocess:
@@ -131,7 +171,7 @@ def _hf_preprocess(config: Mapping[str, Any]) -> Preprocess:
 
 
 def own_network(name: str, source: Source) -> Found:
-    """The network that a function `module:function` returns, if need be with its preprocessing.
+    """The network that a function `module:function` returns, if need be with its preprocessing or its tokenizer.
 
     Raises:
         ValueError: when there is none, or it returns something else.
@@ -153,14 +193,15 @@ def own_network(name: str, source: Source) -> Found:
         if factory not in vars(module):
             raise ValueError(f"the module {path!r} has no {factory!r}.{nearest(factory, vars(module))}")
         made = vars(module)[factory]()
-    network, preprocess = made if isinstance(made, tuple) and len(made) == 2 else (made, Preprocess())
-    if not isinstance(network, nn.Module) or not isinstance(preprocess, Preprocess):
+    network, reading = made if isinstance(made, tuple) and len(made) == 2 else (made, Preprocess())
+    if not isinstance(network, nn.Module) or not (isinstance(reading, Preprocess) or callable(reading)):
         raise ValueError(
-            f"{name!r} returned a {type(made).__name__}; an nn.Module, or that and a Preprocess, is accepted."
+            f"{name!r} returned a {type(made).__name__}; an nn.Module is accepted, or that and a Preprocess or a "
+            "tokenizer."
         )
     if isinstance(source, Path):
         fill(network, read_weights(source)[0], str(source))
-    return network, preprocess
+    return Found(network, reading) if isinstance(reading, Preprocess) else Found(network, Preprocess(), reading)
 
 
 PACKAGES: dict[str, Callable[[str, Source], Found]] = {

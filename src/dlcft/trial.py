@@ -1,0 +1,74 @@
+"""How long learning takes and how much memory it needs, from a short trial."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from typing import Any, TypeVar
+
+from dlcft.learner import Learner
+
+T = TypeVar("T")
+TEST_BATCH = 64  # held-out samples that are looked at together, so that testing takes no more memory than learning
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What a trial has measured, in seconds and bytes.
+
+    Attributes:
+        training: a training sample, once.
+        remembering: a training sample, when the task ends.
+        remembering_once: a task, besides.
+        testing: a test sample.
+        settling: before the first test sample after a task.
+        peak: of the process's memory.
+    """
+
+    training: float
+    remembering: float
+    remembering_once: float
+    testing: float
+    settling: float
+    peak: int
+
+
+def measure_learning(learner: Learner, tasks: Sequence[tuple[Any, str | None]]) -> Rates:
+    """Learn three tasks (samples and head): to warm up, and two sizes that tell a fixed cost from one a sample."""
+    for samples, head in tasks:
+        learner.learn(samples, head=head, progress=False)
+    samples, head = tasks[-1]
+    once, again = (_seconds(lambda: learner.evaluate(samples, head=head, batch_size=TEST_BATCH)) for _ in range(2))
+    earlier, last = learner.history[-2:]
+    few, many = earlier["samples"], last["samples"]
+    slope = max(0.0, (last["seconds_remembering"] - earlier["seconds_remembering"]) / (many - few))
+    return Rates(
+        training=last["seconds_training"] / many / (learner.recipe.epochs if learner.method.trains else 1),
+        remembering=slope,
+        remembering_once=max(0.0, earlier["seconds_remembering"] - few * slope),
+        testing=again / many,
+        settling=max(0.0, once - again),
+        peak=peak_memory(),
+    )
+
+
+def peak_memory() -> int:
+    """Bytes that this process has had at most."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def apart(work: Callable[..., T], *arguments: Any) -> T:
+    """Work in a process of its own, because the peak of a process's memory never falls."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(work, *arguments).result()
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
