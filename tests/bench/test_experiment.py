@@ -15,7 +15,7 @@ from dlcft.bench.backbones import ResNet18
 from dlcft.bench.datasets import load
 from dlcft.bench.events import append_event
 from dlcft.bench.experiment import Experiment, Result, make_stream, run
-from dlcft.bench.probes import NEIGHBOURS, evenly, old_loss
+from dlcft.bench.probes import NEIGHBOURS, Examiner, evenly, old_loss
 from dlcft.learner import Learner
 from dlcft.metrics import nearest_neighbours
 
@@ -102,6 +102,22 @@ def test_shapes(method, scenario, tmp_path):
 def test_closed_form_in_turn_is_closed_form_at_once(tmp_path):
     results = [compute(small("ridge", tasks=tasks, settings={"ridge": 1.0}), tmp_path) for tasks in (1, 4)]
     assert results[0].accuracy == results[1].accuracy > 0.5
+
+
+@pytest.mark.parametrize("scenario", ["data-il", "task-il", "class-il"])
+@pytest.mark.parametrize("method", ["ridge", "none"])
+def test_features_computed_once_give_what_evaluation_gives(method, scenario):
+    stream = make_stream(small(method, scenario=scenario, per_class=20), load("digits"))
+    backbone = module.load_backbone("shipped")
+    preprocess = replace(backbone.preprocess, size=(8, 8))
+    settings = {} if method == "ridge" else {**TRAINED, "lr": 0.01}
+    learner = Learner(backbone.module, method, scenario=scenario, preprocess=preprocess, **settings)
+    examiner = Examiner(learner, stream)
+    for number, task in enumerate(stream.tasks):
+        learner.learn(task.train, head=task.head, progress=False)
+        asked = stream.tasks[:1] if stream.shares_test else stream.tasks[: number + 1]
+        found = [learner.evaluate(one.test, head=one.head)["accuracy"] for one in asked]
+        assert examiner.accuracies(number + 1) == found
 
 
 def test_only_some_evaluations_and_the_first_tasks(tmp_path):

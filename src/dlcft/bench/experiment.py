@@ -15,7 +15,7 @@ import resource
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,8 @@ from dlcft.assembly import fingerprint
 from dlcft.bench.backbones import Backbone, load_backbone
 from dlcft.bench.datasets import ImageSet, load
 from dlcft.bench.events import append_event, need_tensorboard, write_board
-from dlcft.bench.probes import neighbours_accuracy, old_loss
-from dlcft.bench.streams import Pair, Stream, Task, split_classes, split_data, turned, validation_part
+from dlcft.bench.probes import Examiner, old_loss
+from dlcft.bench.streams import Pair, Stream, split_classes, split_data, turned, validation_part
 from dlcft.checkpoint import Store
 from dlcft.learner import Learner
 from dlcft.recipes import RECIPES, Scenario, check_name
@@ -229,25 +229,25 @@ def run(
     stream = make_stream(experiment, images)
     learner = _learner(experiment, backbone, images, out / f".{experiment.key}")
     rounds = 1 if experiment.joint else len(stream)
+    examiner = Examiner(learner, stream)
     probed = {round(rounds * (index + 1) / experiment.knn) for index in range(experiment.knn)}
     for number in range(learner.tasks if not experiment.joint else min(learner.tasks, 1), rounds):
-        tests = number == rounds - 1 or (number + 1) % experiment.evaluate_every == 0
-        old = stream.tasks[:number] if tests and _predicts(experiment) else ()
+        tested = number == rounds - 1 or (number + 1) % experiment.evaluate_every == 0
+        old = stream.tasks[:number] if tested and _predicts(experiment) else ()
         before = old_loss(learner, old) if old else 0.0
         _learn(learner, experiment, stream, number)
         learner.predicted_increase()
         entry = learner.history[-1]
         if old:
             entry["measured_increase"] = old_loss(learner, old) - before
-        seen = stream.tasks if experiment.joint else stream.tasks[: number + 1]
-        entry["accuracy"] = _test(learner, seen, stream.shares_test) if tests else None
+        entry["accuracy"] = examiner.accuracies(len(stream) if experiment.joint else number + 1) if tested else None
         if number + 1 in probed:
-            entry["knn"] = neighbours_accuracy(learner, stream)
+            entry["knn"] = examiner.neighbours()
         learner.save(keep=1)
         append_event(out, {"experiment": experiment.file, "tasks": rounds, **entry})
         if tensorboard is not None:
             write_board(tensorboard / Path(experiment.file).stem, learner.history)
-        if tests:
+        if tested:
             mean = sum(entry["accuracy"]) / len(entry["accuracy"])
             report(f"{experiment.method}, {experiment.scenario}, task {number + 1} of {rounds}: {mean:.1%}")
     tensors, _ = learner._state()
@@ -331,12 +331,6 @@ def _learn(learner: Learner, experiment: Experiment, stream: Stream, number: int
         learner.learn_jointly({str(task.head): task.train for task in stream.tasks})
     else:
         learner.learn(stream.joint().tasks[0].train)
-
-
-def _test(learner: Learner, tasks: Sequence[Task], shared: bool) -> list[float]:
-    """Accuracy on every task that was seen, or on the test set that all share."""
-    some = tasks[:1] if shared else tasks
-    return [learner.evaluate(task.test, head=task.head)["accuracy"] for task in some]
 
 
 def environment(backbone: Backbone) -> dict[str, Any]:
