@@ -6,7 +6,8 @@ import pytest
 
 from dlcft.bench.experiment import Experiment
 from dlcft.bench.report import to_html
-from tests.bench.test_report import NEW_CLASSES, PAPER, SPLIT, made, several
+from tests.bench.test_report import NEW_CLASSES, SPLIT, made, several
+from tests.bench.test_report_artefacts import everything
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -27,25 +28,40 @@ def address(tmp_path_factory):
     path = tmp_path_factory.mktemp("report") / "report.html"
     long = Experiment(dataset="the-data-set-with-a-name-that-no-telephone-can-show-in-one-line-" * 2, tasks=2)
     results = several(NEW_CLASSES, seeds=(0, 1)) + several(SPLIT, seeds=(0,)) + [made(long, 0.5)]
-    path.write_text(to_html(results, paper=PAPER, warnings=["runs/" + "x" * 200 + ".json is no result."]))
+    path.write_text(to_html(results, warnings=["runs/" + "x" * 200 + ".json is no result."]))
     return path.as_uri()
+
+
+@pytest.fixture(scope="module")
+def papers(tmp_path_factory):
+    """Some rows of every artefact."""
+    path = tmp_path_factory.mktemp("report") / "report.html"
+    results, traces = everything("mini", 1)
+    some = [one for one in results if one.experiment.method in ("none", "ewc", "dlcft-paper", "joint", "ridge")]
+    path.write_text(to_html(some, traces=traces, tuned={}))
+    return path.as_uri()
+
+
+@pytest.fixture(params=["address", "papers"])
+def page_address(request):
+    return request.getfixturevalue(request.param)
 
 
 @pytest.mark.parametrize("width", [1280, 390])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_fits_and_fetches_nothing(browser, address, width, scheme):
+def test_it_fits_and_fetches_nothing(browser, page_address, width, scheme):
     context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
     page = context.new_page()
     requests, complaints = [], []
     page.on("request", lambda request: requests.append(request.url))
     page.on("console", lambda message: complaints.append(message.text))
     page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.goto(address)
+    page.goto(page_address)
     fits = "document.documentElement.scrollWidth <= window.innerWidth"
     assert page.evaluate(fits)
     page.evaluate("document.querySelectorAll('details').forEach(details => { details.open = true; })")
     assert page.evaluate(fits)
-    assert [url for url in requests if not url.startswith("data:")] == [address]
+    assert [url for url in requests if not url.startswith("data:")] == [page_address]
     assert complaints == []
     dark = page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 27)"
     assert dark == (scheme == "dark")
@@ -74,4 +90,30 @@ def test_the_table_sorts_and_the_legend_singles_out(browser, address):
     page.mouse.move(0, 0)
     assert page.locator("#s1 figure .dim").count() > 0
     assert page.locator("#s1-curves-row-2.dim").count() == 0
+    page.close()
+
+
+def test_a_number_leads_to_what_is_behind_it(browser, papers):
+    page = browser.new_page()
+    page.goto(papers)
+    line = page.locator("#a1 tbody tr", has_text="EWC")
+    assert "78.88" in line.inner_text()
+    link = line.locator("a").first
+    target = page.locator(link.get_attribute("href"))
+    assert not target.locator("pre").is_visible()
+    link.click()
+    target.locator("pre").wait_for(state="visible")
+    assert '"method": "ewc"' in target.locator("pre").inner_text()
+    page.close()
+
+
+def test_one_legend_for_the_curves_of_10_and_of_100_tasks(browser, papers):
+    page = browser.new_page()
+    page.goto(papers)
+    section = page.locator("section", has=page.get_by_role("heading", name="accuracy after each task"))
+    section.locator(".legend button", has_text="EWC").click()
+    page.mouse.move(0, 0)
+    dimmed = section.locator("figure").evaluate_all("all => all.map(one => one.querySelectorAll('.dim').length)")
+    assert len(dimmed) == 2
+    assert all(count > 0 for count in dimmed)
     page.close()

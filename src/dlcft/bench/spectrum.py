@@ -31,6 +31,7 @@ from dlcft.progress import Progress
 from dlcft.recipes import check_name
 
 SPECTRUM_FORMAT = 1
+SPECTRUM_PREFIX = "spectrum-"
 MLP = "mlp"
 
 
@@ -88,7 +89,7 @@ class Spectrum:
     @property
     def file(self) -> str:
         """The name of its result."""
-        return f"spectrum-{self.dataset}-{self.network}-{self.loss}-{self.seed}-{self.key}.json"
+        return f"{SPECTRUM_PREFIX}{self.dataset}-{self.network}-{self.loss}-{self.seed}-{self.key}.json"
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Commands on streams of tasks: demo, run, list."""
+"""Commands on streams of tasks and on backbones: run, report, pretrain, list."""
 
 from __future__ import annotations
 
@@ -14,43 +14,6 @@ from cyclopts import Parameter
 from dlcft.cli.arguments import positive, setting
 
 Scenario = Literal["data-il", "task-il", "class-il"]
-
-
-def demo(*, epochs: int = 2, seed: int = 0, out: Path = Path("dlcft-demo")) -> None:
-    """Learn on real images in about five minutes, by a dozen methods, and show what each remembers.
-
-    A ResNet-18 pre-trained on Tiny-ImageNet, shipped with the package, learns handwritten digits: first the same digits
-    turned further from task to task, then two new digits in each task.
-
-    Example: dlcft demo --epochs 5
-
-    Parameters
-    ----------
-    epochs
-        How often each task is gone through by methods that are trained.
-    seed
-        Of everything random.
-    out
-        The folder for results and the report; what is there already is not computed again.
-    """
-    positive("--epochs", epochs)
-    from rich.console import Console
-
-    from dlcft.bench.demo import METHODS, demonstrate
-    from dlcft.bench.experiment import write_atomically
-    from dlcft.bench.report import to_html
-
-    console = Console()
-    with console.status("learning …") as status:
-        results = demonstrate(out, epochs=epochs, seed=seed, report=lambda line: status.update(f"learning, {line} …"))
-    for scenario, title in (
-        ("data-il", "The same ten digits, turned 40° further in each of 3 tasks: accuracy in the end"),
-        ("class-il", "Two new digits in each of 5 tasks: accuracy in the end, over all ten"),
-    ):
-        console.print(_accuracy_table([r for r in results if r.experiment.scenario == scenario], title, METHODS))
-    page = out / "report.html"
-    write_atomically(page, to_html(results, title="dlcft demo"))
-    console.print(f"report: {page.resolve()}", soft_wrap=True)
 
 
 def run(
@@ -182,7 +145,7 @@ def report(
     format_: Annotated[Literal["html", "md", "csv", "tex"], Parameter(name="--format")] = "html",
     out: Path | None = None,
 ) -> None:
-    """Make tables and figures from result files.
+    """Make tables and figures from result files: the paper's, where the results belong to them, and all others.
 
     Example: dlcft report --runs runs/ --format md
 
@@ -203,14 +166,16 @@ def report(
     results = reports.read_results(runs, foreign=foreign)
     for sentence in [*foreign[:3], *([f"and {len(foreign) - 3} more."] if len(foreign) > 3 else [])]:
         print(f"dlcft: {sentence}", file=sys.stderr)
-    if not results:
-        raise ValueError(f"{runs} holds no results; dlcft run and dlcft demo write some.")
+    traces = reports.read_traces(runs)
+    if not results and not traces:
+        raise ValueError(f"{runs} holds no results; dlcft run, dlcft reproduce and dlcft demo write some.")
+    more: dict[str, Any] = {"traces": traces, "tuned": reports.read_tuned(runs)}
     if format_ == "html":
-        text = reports.to_html(results, title=str(runs), warnings=foreign)
+        text = reports.to_html(results, title=str(runs), warnings=foreign, **more)
         out = out or runs / "report.html"
     else:
         writers = {"md": reports.to_markdown, "csv": reports.to_csv, "tex": reports.to_latex}
-        text = writers[format_](results)
+        text = writers[format_](results, **more)
     if out is None:
         print(text)
     else:
@@ -354,20 +319,3 @@ def _names(what: str) -> list[str]:
     from dlcft.bench.backbones import BACKBONES
 
     return list(BACKBONES)
-
-
-def _accuracy_table(results: list[Any], title: str, methods: dict[str, str]) -> Any:
-    from rich.table import Table
-
-    table = Table(title=title)
-    table.add_column("method", no_wrap=True)
-    table.add_column("what it does")
-    table.add_column("first task", justify="right")
-    table.add_column("mean", justify="right")
-    table.add_column("", no_wrap=True)
-    table.add_column("s", justify="right")
-    for r in results:
-        first, bar = r.history[-1]["accuracy"][0], "█" * round(10 * r.accuracy)
-        facts = f"{first:.0%}", f"{r.accuracy:.1%}", bar, f"{r.seconds_learning:.0f}"
-        table.add_row(r.experiment.method, methods[r.experiment.method], *facts)
-    return table

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dlcft.bench.report.artefacts import Points
 from dlcft.bench.report.summary import Row, Spread
+from dlcft.bench.spectrum import Trace
 from dlcft.pages.drawing import INK, LEVEL, PALETTE, drawing, plain_numbers, plot_axes, to_svg
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ MARKERS = {
     "X": "M8.5 4l1.5-1.5 2 2 2-2 1.5 1.5-2 2 2 2-1.5 1.5-2-2-2 2-1.5-1.5 2-2z",
 }
 TRAINING, REMEMBERING = PALETTE[0], PALETTE[1]
+LOSS_COLOURS = {"cross-entropy": PALETTE[1], "mse": PALETTE[0]}
 _FEW = 6  # tasks: a heat map of so many shows its numbers
 _SHARP = 20  # tasks: cells of a larger heat map become a picture
 
@@ -66,28 +69,53 @@ def style(row: Row, place: int, variant: int) -> Style:
     return Style(PALETTE[place % len(PALETTE)], marker, (), bool(row.unconverged))
 
 
-def curves(
-    section: Sequence[Row],
-    styles: Sequence[Style],
-    points: Callable[[Row], list[tuple[int, Spread]]],
-    identity: str,
-    *,
-    axis: str,
-    label: str,
-) -> str:
-    """Accuracy over tasks: the mean over seeds and a band of one standard deviation; Joint as a level."""
+def curves(points: Sequence[Points], styles: Sequence[Style | None], identity: str, *, axis: str, label: str) -> str:
+    """Figures over tasks: the mean over seeds and a band of one standard deviation; Joint as a level."""
     with drawing(size=10):
         figure, axes = plot_axes(5.2, 3.3)
         last = 1
-        for index, (row, drawn) in enumerate(zip(section, styles, strict=True)):
-            known = points(row)
-            if known:
+        for index, (known, drawn) in enumerate(zip(points, styles, strict=True)):
+            if known and drawn:
                 last = max(last, known[-1][0])
                 _curve(axes, known, drawn, f"{identity}-row-{index}")
         axes.set_xlabel("tasks learned")
         axes.set_ylabel(axis)
         _whole_numbers(axes, last)
         axes.grid(axis="y", color="#808080", alpha=0.25, linewidth=0.6)
+        return to_svg(figure, identity, label)
+
+
+def eigenvalues(traces: Sequence[Trace], identity: str, label: str) -> str:
+    """The largest eigenvalue while a network is trained by each loss, and below it the losses; mean over seeds."""
+    with drawing():
+        from matplotlib.figure import Figure
+        from matplotlib.ticker import LogLocator
+
+        figure = Figure(figsize=(4.6, 4.4))
+        figure.subplots_adjust(left=0.17, right=0.98, bottom=0.11, top=0.98, hspace=0.12)
+        above, below = figure.subplots(2, 1, sharex=True)
+        for loss, colour in LOSS_COLOURS.items():
+            some = [trace.records for trace in traces if trace.spectrum.loss == loss]
+            if not some:
+                continue
+            epochs = [record["epochs"] for record in some[0]]
+
+            def means(name: str, some: list[list[dict[str, float]]] = some) -> list[float]:
+                return [
+                    sum(values) / len(values) for values in zip(*([r[name] for r in one] for one in some), strict=True)
+                ]
+
+            above.plot(epochs, means("eigenvalue"), color=colour, marker="o", markersize=3, linewidth=1.6)
+            below.plot(epochs, means("train_loss"), color=colour, linewidth=1.6)
+            below.plot(epochs, means("test_loss"), color=colour, linewidth=1.4, linestyle=(0, (4, 2)))
+        for axes, name in ((above, "largest eigenvalue"), (below, "loss")):
+            axes.set_yscale("log")
+            axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
+            plain_numbers(axes.yaxis)
+            axes.set_ylabel(name)
+            axes.yaxis.set_label_coords(-0.13, 0.5)
+            axes.grid(axis="y", color="#808080", alpha=0.25, linewidth=0.6)
+        below.set_xlabel("epochs")
         return to_svg(figure, identity, label)
 
 
@@ -144,16 +172,6 @@ def increases(section: Sequence[Row], styles: Sequence[Style], identity: str, la
         return to_svg(figure, identity, label)
 
 
-def curve(row: Row) -> list[tuple[int, Spread]]:
-    """Accuracy after so many tasks over seeds, where every seed was tested."""
-    return _over_seeds([result.curve for result in row.results])
-
-
-def probe(row: Row) -> list[tuple[int, Spread]]:
-    """The same of the features' nearest neighbours."""
-    return _over_seeds([result.knn for result in row.results])
-
-
 def mean_matrix(row: Row) -> Tensor | None:
     """The accuracy matrix, the mean over seeds."""
     matrices = [result.matrix for result in row.results]
@@ -181,12 +199,6 @@ def increase(row: Row, *, in_loss: bool) -> list[tuple[float, float]]:
     return found
 
 
-def _over_seeds(curves: Sequence[Sequence[tuple[int, float]]]) -> list[tuple[int, Spread]]:
-    every = [dict(one) for one in curves]
-    spreads = [(task, Spread.of(values.get(task) for values in every)) for task in every[0]]
-    return [(task, spread) for task, spread in spreads if spread is not None]
-
-
 def _curve(axes: Axes, points: Sequence[tuple[int, Spread]], drawn: Style, name: str) -> None:
     tasks, means = [task for task, _ in points], [100 * spread.mean for _, spread in points]
     if drawn.dashes:
@@ -211,7 +223,7 @@ def _curve(axes: Axes, points: Sequence[tuple[int, Spread]], drawn: Style, name:
 def _whole_numbers(axes: Axes, tasks: int) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=10))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=10, steps=[1, 2, 5, 10]))
     axes.set_xlim(1 - 0.03 * tasks, tasks + 0.03 * tasks)
 
 

@@ -3,62 +3,122 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from dlcft.bench.experiment import Result
+from dlcft.bench.paper import Tuned
 from dlcft.bench.report import figures
-from dlcft.bench.report.figures import REMEMBERING, TRAINING, Style
-from dlcft.bench.report.summary import Row, conditions, heading, labels
-from dlcft.bench.report.tables import Paper, best, columns, found_sections, number
+from dlcft.bench.report.artefacts import CURVES, Reported, reported
+from dlcft.bench.report.figures import LOSS_COLOURS, REMEMBERING, TRAINING, Style
+from dlcft.bench.report.summary import Row, conditions, curve, heading, labels, own_settings, probe
+from dlcft.bench.report.tables import artefact_table, best, columns, found_sections, network_name, number, shared
+from dlcft.bench.spectrum import Trace
 from dlcft.pages import in_bytes, in_seconds, render
 from dlcft.pages.drawing import PALETTE, bars
 from dlcft.recipes import RECIPES
 
 
 def to_html(
-    results: Iterable[Result], *, title: str = "Results", paper: Paper | None = None, warnings: Sequence[str] = ()
+    results: Iterable[Result],
+    *,
+    traces: Sequence[Trace] = (),
+    tuned: Mapping[str, Tuned] | None = None,
+    title: str = "Results",
+    warnings: Sequence[str] = (),
 ) -> str:
     """A self-contained page: it loads nothing, fits a telephone, and follows the reader's choice of light or dark.
 
     Args:
         results: see `read_results`.
+        traces: see `read_traces`.
+        tuned: see `read_tuned`.
         title: of the page.
-        paper: the paper's accuracies in percent, see `Paper`.
         warnings: sentences to show, such as those that `read_results` gives about foreign files.
     """
     every = list(results)
-    found = found_sections(every)
+    # the most accurate first: the table, the legend and the bars then have one order
+    found = [sorted(rows, key=lambda row: -row.accuracy.mean) for rows in found_sections(every, traces)]
     used = {row.experiment.method for section in found for row in section}
     places = {method: place for place, method in enumerate(sorted(used, key=_order))}
+    anchors = {id(row): f"s{n}-{place}" for n, rows in enumerate(found, 1) for place, row in enumerate(rows)}
+    artefacts = reported([row for rows in found for row in rows], traces, tuned)
     return render(
         "bench/report/page.html.jinja",
         title=title,
         warnings=warnings,
-        count=len(every),
-        origin=_origin(every),
+        count=len(every) + len(traces),
+        origin=_origin([*every, *traces]),
         training=TRAINING,
         remembering=REMEMBERING,
-        sections=[_section(rows, f"s{place}", places, paper) for place, rows in enumerate(found, 1)],
+        losses=LOSS_COLOURS,
+        artefacts=[_artefact(one, f"a{place}", places, anchors) for place, one in enumerate(artefacts, 1)],
+        sections=[_section(rows, f"s{place}", places) for place, rows in enumerate(found, 1)],
     )
 
 
-def _section(rows: Sequence[Row], identity: str, places: dict[str, int], paper: Paper | None) -> dict[str, Any]:
-    # the most accurate first: the table, the legend and the bars then have one order
-    rows = sorted(rows, key=lambda row: -row.accuracy.mean)
+def _artefact(one: Reported, identity: str, places: dict[str, int], anchors: dict[int, str]) -> dict[str, Any]:
+    """A table, or the figures of its columns (or of its networks) with one legend."""
+    table = artefact_table(one)
+    lines = [
+        (label, [(cell, None if cell.row is None else anchors[id(cell.row)]) for cell in cells])
+        for label, cells in table.lines
+    ]
+    rows = [
+        next((entry.row for entry in one.entries if entry.label == label and entry.row), None) for label in one.labels
+    ]
+    methods = [None if row is None else row.experiment.method for row in rows]
+    styles = [
+        None
+        if row is None
+        else figures.style(row, places[row.experiment.method], methods[:place].count(methods[place]))
+        for place, row in enumerate(rows)
+    ]
+    drawn = []
+    if one.traces:
+        for place, network in enumerate(dict.fromkeys(map(network_name, one.traces))):
+            some = [trace for trace in one.traces if network_name(trace) == network]
+            svg = figures.eigenvalues(some, f"{identity}-{place}", f"Largest eigenvalue and losses, {network}")
+            drawn.append((network, svg))
+    elif any(entry.metric in CURVES for entry in one.entries):
+        for place, column in enumerate(one.columns):
+            entries = [one.entry(label, column) for label in one.labels]
+            points = [CURVES[entry.metric](entry.row) if entry and entry.row else [] for entry in entries]
+            if any(points):
+                axis = "k-NN accuracy, %" if one.name == "knn" else "accuracy, %"
+                label = f"{one.title}, {column}"
+                drawn.append((column, figures.curves(points, styles, f"{identity}-{place}", axis=axis, label=label)))
+    return {
+        "id": identity,
+        "name": one.name,
+        "table": table,
+        "lines": lines,
+        "starts": [sum(span for _, span in table.groups[:place]) for place in range(len(table.groups))],
+        "figures": drawn,
+        "traced": bool(one.traces),
+        "figure_ids": " ".join(f"{identity}-{place}" for place in range(len(drawn))),
+        "legend": [
+            (place, label, drawn_as) for place, (label, drawn_as) in enumerate(zip(one.labels, styles, strict=True))
+        ]
+        if drawn and not one.traces
+        else [],
+    }
+
+
+def _section(rows: Sequence[Row], identity: str, places: dict[str, int]) -> dict[str, Any]:
     names, top = labels(rows), best(rows)
     methods = [row.experiment.method for row in rows]
     styles = [
         figures.style(row, places[method], methods[:place].count(method))
         for place, (row, method) in enumerate(zip(rows, methods, strict=True))
     ]
-    shown = columns(rows, paper)
+    shown = columns(rows)
     name = heading(rows[0])
     entries = [
         {
             "name": label,
-            "settings": row.settings,
+            "settings": own_settings(row, rows),
             "style": drawn,
             "best": row is top,
             "unconverged": row.unconverged,
@@ -74,10 +134,11 @@ def _section(rows: Sequence[Row], identity: str, places: dict[str, int], paper: 
         "id": identity,
         "name": name,
         "conditions": conditions(rows[0]),
+        "shared": shared(rows),
         "validate": rows[0].experiment.validate,
         "columns": shown,
         "rows": entries,
-        "shared": all(row.matrix is None for row in (result for r in rows for result in r.results)),
+        "one_test": all(result.matrix is None for row in rows for result in row.results),
         **_figures(rows, names, styles, identity, name),
     }
 
@@ -94,22 +155,20 @@ def _figures(
     sizes = [row.state_bytes.mean for row in rows]
     return {
         "curves": figures.curves(
-            rows,
+            [curve(row) for row in rows],
             styles,
-            figures.curve,
             f"{identity}-curves",
             axis="accuracy, %",
             label=f"Accuracy over tasks, {name}. In the end: {final}",
         ),
         "probe": figures.curves(
-            rows,
+            [probe(row) for row in rows],
             styles,
-            figures.probe,
             f"{identity}-probe",
             axis="k-NN accuracy, %",
             label=f"Accuracy of the features' nearest neighbours over tasks, {name}",
         )
-        if any(figures.probe(row) for row in rows)
+        if any(probe(row) for row in rows)
         else None,
         "heat_maps": [
             (label, figures.heat_map(matrix, f"{identity}-map-{place}", f"Accuracy matrix of {label}, {name}"))
@@ -174,7 +233,7 @@ def _runs(row: Row) -> tuple[list[str], list[list[str]]]:
     return head, lines
 
 
-def _origin(results: Sequence[Result]) -> list[tuple[str, str]]:
+def _origin(results: Sequence[Result | Trace]) -> list[tuple[str, str]]:
     """What all the numbers come from, in short."""
     wanted = ("dlcft", "commit", "torch", "python", "machine", "cores", "threads", "gpu")
     values = {name: sorted({str(r.environment[name]) for r in results if r.environment.get(name)}) for name in wanted}

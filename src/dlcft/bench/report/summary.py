@@ -7,19 +7,22 @@ import json
 import logging
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from dlcft import metrics
 from dlcft.bench.experiment import Experiment, Result
+from dlcft.bench.spectrum import SPECTRUM_PREFIX, Trace
+from dlcft.bench.tuning import FOLDER, PREFIX
 from dlcft.recipes import RECIPES, Recipe
 
 _log = logging.getLogger(__name__)
 
 # What differs between the rows of one section; every other field of an experiment is a condition that they share.
 _MEASURED = ("evaluate_every", "knn")  # what is looked at, which changes nothing in the end
+_UNMEASURED = {"evaluate_every": 1, "knn": 0}
 _OWN = ("method", "seed", "settings", *_MEASURED)
 _LONG = 26  # characters of a name in a figure
 _MODEL = ("linear", "strict", "loss")
@@ -100,9 +103,9 @@ class Row:
         return not self.unconverged
 
     @property
-    def settings(self) -> str:
-        """What was changed in the recipe, as text."""
-        return ", ".join(f"{name}={value}" for name, value in sorted(self.experiment.settings.items()))
+    def peak_bytes(self) -> int | None:
+        """The most memory that a run took; None where it was not noted."""
+        return max((result.environment.get("peak_bytes") or 0 for result in self.results), default=0) or None
 
     @property
     def is_reference(self) -> bool:
@@ -111,7 +114,7 @@ class Row:
 
 
 def read_results(folder: Path, *, foreign: list[str] | None = None) -> list[Result]:
-    """All results in a folder and below it; hidden files and folders, those of runs under way, are passed over.
+    """All results in a folder and below it; runs under way (hidden), trials of tuning and spectra are passed over.
 
     Args:
         folder: where `experiment.run` wrote.
@@ -126,7 +129,10 @@ def read_results(folder: Path, *, foreign: list[str] | None = None) -> list[Resu
     found: dict[str, tuple[Path, Result]] = {}
     sentences = []
     for path in sorted(folder.rglob("*.json")):
-        if any(part.startswith(".") for part in path.relative_to(folder).parts) or not path.is_file():
+        parts = path.relative_to(folder).parts
+        if any(part.startswith(".") for part in parts) or FOLDER in parts[:-1] or not path.is_file():
+            continue
+        if path.name.startswith((PREFIX, SPECTRUM_PREFIX)):
             continue
         try:
             result = _checked(Result.read(path), path)
@@ -141,6 +147,15 @@ def read_results(folder: Path, *, foreign: list[str] | None = None) -> list[Resu
     if foreign is not None:
         foreign += sentences
     return [result for _, result in found.values()]
+
+
+def read_traces(folder: Path) -> list[Trace]:
+    """All curves of eigenvalues in a folder and below it.
+
+    Raises:
+        ValueError: when a file of that name is none.
+    """
+    return [Trace.read(path) for path in sorted(folder.rglob(f"{SPECTRUM_PREFIX}*.json"))]
 
 
 def summarise(results: Iterable[Result]) -> list[Row]:
@@ -188,23 +203,61 @@ def conditions(row: Row) -> str:
     return ", ".join([*parts, f"weights {str(weights)[:8]}"] if weights else parts)
 
 
+def common_settings(section: Sequence[Row]) -> dict[str, Any]:
+    """What all rows of a section that have a setting have set it to, if these are at least two."""
+    values: dict[str, list[Any]] = {}
+    for row in section:
+        for name, value in row.experiment.settings.items():
+            values.setdefault(name, []).append(value)
+    return {name: some[0] for name, some in sorted(values.items()) if len(some) > 1 and len(set(map(repr, some))) == 1}
+
+
+def own_settings(row: Row, section: Sequence[Row]) -> str:
+    """What else was changed in a row's recipe, as text."""
+    common = common_settings(section)
+    return settings_text({name: v for name, v in row.experiment.settings.items() if name not in common})
+
+
+def settings_text(settings: Mapping[str, Any]) -> str:
+    """Names and values, by name."""
+    return ", ".join(f"{name}={value}" for name, value in sorted(settings.items()))
+
+
 def labels(section: Sequence[Row]) -> list[str]:
     """A name for each row of a section: the method, and where that is not enough, what differs, or else a number."""
     names: dict[str, list[str]] = {}
     for method in dict.fromkeys(row.experiment.method for row in section):
         rivals = [row for row in section if row.experiment.method == method]
         changed = sorted({name for row in rivals for name in row.experiment.settings})
+        usual = {name: getattr(RECIPES[method], name) for name in changed} | _UNMEASURED
         settings = [{name: getattr(row.recipe, name) for name in changed} for row in rivals]
         looked = [{name: getattr(row.experiment, name) for name in _MEASURED} for row in rivals]
         every = [one | other for one, other in zip(settings, looked, strict=True)]
         differ = [name for name in every[0] if len({repr(values[name]) for values in every}) > 1]
-        found = [f"{method} ({', '.join(f'{name}={values[name]}' for name in differ)})" for values in every]
-        if len(rivals) == 1:
-            found = [method]
-        elif len(set(found)) < len(found) or max(map(len, found)) > _LONG:
+        told = [[(name, values[name]) for name in differ if values[name] != usual[name]] for values in every]
+        # a word says itself what it is of
+        texts = [", ".join(v if isinstance(v, str) else f"{name}={v}" for name, v in some) for some in told]
+        found = [f"{method} ({text})" if text else method for text in texts]
+        if len(set(found)) < len(found) or max(map(len, found)) > _LONG:
             found = [f"{method} [{place}]" for place in range(1, len(found) + 1)]
         names[method] = found
     return [names[row.experiment.method].pop(0) for row in section]
+
+
+def curve(row: Row) -> list[tuple[int, Spread]]:
+    """Accuracy after so many tasks over seeds, where every seed was tested."""
+    return _over_seeds([result.curve for result in row.results])
+
+
+def probe(row: Row) -> list[tuple[int, Spread]]:
+    """The same of the features' nearest neighbours."""
+    return _over_seeds([result.knn for result in row.results])
+
+
+def _over_seeds(curves: Sequence[Sequence[tuple[int, float]]]) -> list[tuple[int, Spread]]:
+    every = [dict(one) for one in curves]
+    spreads = [(task, Spread.of(values.get(task) for values in every)) for task in every[0]]
+    return [(task, spread) for task, spread in spreads if spread is not None]
 
 
 def _checked(result: Result, path: Path) -> Result:

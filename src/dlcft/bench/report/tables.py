@@ -1,26 +1,40 @@
-"""Tables as text: Markdown, CSV and LaTeX. Accuracies in percent."""
+"""What stands in the tables of a report, whatever they are written as. Accuracies in percent."""
 
 from __future__ import annotations
 
-import csv
-import io
-import json
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 from dlcft.bench.experiment import Result
-from dlcft.bench.report.summary import Row, Spread, conditions, heading, sections, summarise
+from dlcft.bench.report.artefacts import CURVES, Entry, Reported
+from dlcft.bench.report.summary import (
+    Row,
+    Spread,
+    common_settings,
+    conditions,
+    heading,
+    own_settings,
+    sections,
+    settings_text,
+    summarise,
+)
+from dlcft.bench.spectrum import Trace
 
-Paper = Mapping[tuple[Any, ...], float]  # (scenario, tasks, method) or (dataset, scenario, tasks, method) -> percent
 MISSING = "–"
 UNCONVERGED = "†"
+UNTUNED = "‡"
 
 NOTES = {
     "accuracy": "Accuracy in percent after the last task, mean ± standard deviation over seeds.",
     "recovered": "Recovered: (method − None)/(Joint − None), None and Joint of the same model and loss; "
     "mixed: with the nonlinear None, as in the paper.",
+    "ours": "Ours: mean ± standard deviation over seeds, in parentheses how many; percent, differences in points.",
+    "recovered pair": "Recovered: (method − None)/(Joint − None) in percent, None and Joint of the same model and loss "
+    "/ with the nonlinear None, as in the paper.",
+    "curve": "Percent after so many tasks, mean over seeds. Joint has learned all at once.",
+    "eigenvalue": "Largest eigenvalue of the Fisher matrix of the mean loss, from a part of the training images.",
+    "untuned": f"{UNTUNED} with the open choices' settings, where others were tuned.",
     "unconverged": f"{UNCONVERGED} training had not converged: the last epoch still lowered the loss by 1 % or more.",
 }
 
@@ -42,7 +56,45 @@ class Column:
     meaning: str
 
 
-def columns(rows: Sequence[Row], paper: Paper | None = None) -> list[Column]:
+@dataclass(frozen=True)
+class Cell:
+    """A figure in a table.
+
+    Attributes:
+        text: what is shown.
+        value: what to sort by.
+        row: where the figure is from.
+        strong: the best of its column.
+    """
+
+    text: str
+    value: float | None = None
+    row: Row | None = None
+    strong: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table, whatever it is written as.
+
+    Attributes:
+        title: above it.
+        subtitle: below that, or empty.
+        groups: names that stand over several columns each, with how many; none for none.
+        head: names of the columns.
+        lines: a name and a cell for each column.
+        notes: what the reader must know.
+    """
+
+    title: str
+    subtitle: str
+    groups: tuple[tuple[str, int], ...]
+    head: tuple[str, ...]
+    lines: tuple[tuple[str, tuple[Cell, ...]], ...]
+    notes: tuple[str, ...]
+
+
+def columns(rows: Sequence[Row]) -> list[Column]:
     """Those for which at least one of the rows has a figure."""
     known = [
         Column("seeds", lambda row: len(row.results), lambda row: str(len(row.results)), "how many"),
@@ -58,35 +110,14 @@ def columns(rows: Sequence[Row], paper: Paper | None = None) -> list[Column]:
             lambda row: f"{row.state_bytes.mean / 1e6:.2f}",
             "what is saved",
         ),
+        Column(
+            "peak, MB",
+            lambda row: None if row.peak_bytes is None else row.peak_bytes / 1e6,
+            lambda row: MISSING if row.peak_bytes is None else f"{row.peak_bytes / 1e6:.0f}",
+            "the most memory that a run took",
+        ),
     ]
-    if paper is not None:
-        known += [
-            Column(
-                "paper",
-                lambda row: published(row, paper),
-                lambda row: number(published(row, paper)),
-                "the paper's figure, percent",
-            ),
-            Column(
-                "difference",
-                lambda row: difference(row, paper),
-                lambda row: number(difference(row, paper), sign=True),
-                "ours minus the paper's, points",
-            ),
-        ]
     return [column for column in known if any(column.value(row) is not None for row in rows)]
-
-
-def published(row: Row, paper: Paper) -> float | None:
-    """The paper's number for a row: one for its data set, else one for any."""
-    key = (row.experiment.scenario, row.experiment.tasks, row.experiment.method)
-    return paper.get((row.experiment.dataset, *key), paper.get(key))
-
-
-def difference(row: Row, paper: Paper) -> float | None:
-    """Ours minus the paper's, in points."""
-    theirs = published(row, paper)
-    return None if theirs is None else 100 * row.accuracy.mean - theirs
 
 
 def number(value: float | None, digits: int = 2, *, sign: bool = False) -> str:
@@ -102,6 +133,103 @@ def best(section: Sequence[Row]) -> Row | None:
     return max((row for row in section if not row.experiment.joint), key=lambda row: row.accuracy.mean, default=None)
 
 
+def artefact_table(one: Reported) -> Table:
+    """One of the paper's tables; of a figure, the numbers that are drawn."""
+    if one.traces:
+        return _trace_table(one)
+    if any(entry.metric in CURVES for entry in one.entries):
+        return _curve_table(one)
+    groups, head, notes = [], [], [NOTES["ours"]]
+    lines: dict[str, list[Cell]] = {label: [] for label in one.labels}
+    tuned = any(entry.tuned for entry in one.entries)
+    for column in one.columns:
+        entries = {label: one.entry(label, column) for label in one.labels}
+        there = [entry for entry in entries.values() if entry is not None]
+        known = [entry for entry in there if entry.ours and not (entry.row and entry.row.experiment.joint)]
+        top = max(known, key=lambda entry: entry.ours.mean if entry.ours else 0, default=None)
+        parts: list[tuple[str, Callable[[Entry], Cell]]] = [("ours", partial(_ours, top=top, tuned=tuned))]
+        if any(entry.paper is not None for entry in there):
+            parts += [("paper", _paper), ("difference", _difference)]
+        if any(share is not None for entry in there for share in entry.recovered):
+            parts += [("recovered", _recovered)]
+            notes = [NOTES["ours"], NOTES["recovered pair"]]
+        groups.append((column, len(parts)))
+        head += [name for name, _ in parts]
+        for label, entry in entries.items():
+            lines[label] += [Cell("") if entry is None else write(entry) for _, write in parts]
+    rows = [entry.row for entry in one.entries if entry.row is not None]
+    notes += [NOTES["unconverged"]] * any(row.unconverged for row in rows)
+    notes += [NOTES["untuned"]] * any(UNTUNED in cell.text for cells in lines.values() for cell in cells)
+    shown = tuple((label, tuple(cells)) for label, cells in lines.items())
+    return Table(one.title, "", tuple(groups), tuple(head), shown, (*one.notes, *notes))
+
+
+def _paper(entry: Entry) -> Cell:
+    return Cell(number(entry.paper), entry.paper)
+
+
+def _difference(entry: Entry) -> Cell:
+    return Cell(number(entry.difference, sign=True), entry.difference)
+
+
+def _ours(entry: Entry, top: Entry | None, tuned: bool) -> Cell:
+    spread, row = entry.ours, entry.row
+    if spread is None or row is None:
+        return Cell(MISSING)
+    deviation = "" if spread.sd is None else f" ± {number(spread.sd)}"
+    marks = UNCONVERGED * bool(row.unconverged) + UNTUNED * (tuned and not entry.tuned and row.converged is not None)
+    return Cell(f"{number(spread.mean)}{deviation} ({len(row.results)}){marks}", spread.mean, row, entry is top)
+
+
+def _recovered(entry: Entry) -> Cell:
+    own, mixed = (None if share is None else 100 * share for share in entry.recovered)
+    text = MISSING if own is None and mixed is None else f"{number(own, 0)} / {number(mixed, 0)}"
+    return Cell(text, mixed if own is None else own)
+
+
+def _curve_table(one: Reported) -> Table:
+    lines: dict[str, list[Cell]] = {label: [] for label in one.labels}
+    groups, head = [], []
+    for column in one.columns:
+        points = {}
+        for label in one.labels:
+            entry = one.entry(label, column)
+            points[label] = {} if entry is None or entry.row is None else dict(CURVES[entry.metric](entry.row))
+        # Joint is learned at once: it stands beside the last task
+        last = max((max(known) for known in points.values() if known), default=1)
+        for label in one.labels:
+            entry = one.entry(label, column)
+            if entry is not None and entry.row is not None and entry.row.experiment.joint:
+                points[label] = dict.fromkeys([last], *points[label].values())
+        tasks = sorted({task for known in points.values() for task in known})
+        groups.append((f"{column}, after", len(tasks)))
+        head += [str(task) for task in tasks]
+        for label, known in points.items():
+            means = [100 * known[task].mean if task in known else None for task in tasks]
+            lines[label] += [Cell(number(mean, 1), mean) for mean in means]
+    shown = tuple((label, tuple(cells)) for label, cells in lines.items() if any(c.value is not None for c in cells))
+    return Table(one.title, "", tuple(groups), tuple(head), shown, (*one.notes, NOTES["curve"]))
+
+
+def _trace_table(one: Reported) -> Table:
+    lines = []
+    for trace in one.traces:
+        for record in trace.records:
+            loss, seed = trace.spectrum.loss, trace.spectrum.seed
+            name = f"{network_name(trace)}, {loss}, seed {seed}, {record['epochs']:.1f} epochs"
+            lines.append((name, tuple(Cell(f"{record[key]:.4g}", record[key]) for key in TRACED)))
+    head = tuple(name.replace("_", " ") for name in TRACED)
+    return Table(one.title, "", (), head, tuple(lines), (*one.notes, NOTES["eigenvalue"]))
+
+
+TRACED = ("train_loss", "test_loss", "eigenvalue")
+
+
+def network_name(trace: Trace) -> str:
+    """What was trained on what."""
+    return f"{trace.spectrum.network} on {trace.spectrum.dataset}"
+
+
 def notes(section: Sequence[Row]) -> list[str]:
     """What the reader of a table must know."""
     shown = [NOTES["accuracy"]]
@@ -112,97 +240,32 @@ def notes(section: Sequence[Row]) -> list[str]:
     return shown
 
 
-def to_markdown(results: Iterable[Result], *, paper: Paper | None = None) -> str:
-    """A heading and a table for each section.
-
-    Args:
-        results: see `read_results`.
-        paper: the paper's accuracies in percent, see `Paper`.
-    """
-    parts = []
-    for section in found_sections(results):
-        shown, top = columns(section, paper), best(section)
-        lines = [
-            f"### {_markdown(heading(section[0]))}",
-            "",
-            f"{_markdown(conditions(section[0]))}",
-            "",
-            f"| method | settings | {' | '.join(column.name for column in shown)} |",
-            f"|---|---|{'---:|' * len(shown)}",
-        ]
-        for row in section:
-            cells = [f"**{c.text(row)}**" if c.name == "accuracy" and row is top else c.text(row) for c in shown]
-            name = _markdown(row.experiment.method) + UNCONVERGED * bool(row.unconverged)
-            lines.append(f"| {' | '.join([name, _markdown(row.settings), *cells])} |")
-        parts.append("\n".join([*lines, "", *(f"{note}  " for note in notes(section))]))
-    return "\n\n".join(parts) + "\n"
+def section_table(section: Sequence[Row]) -> Table:
+    """A method a line."""
+    shown, top = columns(section), best(section)
+    lines = []
+    for row in section:
+        cells = [Cell(c.text(row), c.value(row), row, c.name == "accuracy" and row is top) for c in shown]
+        name = row.experiment.method + UNCONVERGED * bool(row.unconverged)
+        lines.append((name, (Cell(own_settings(row, section)), *cells)))
+    head = ("settings", *(column.name for column in shown))
+    return Table(heading(section[0]), shared(section), (), head, tuple(lines), tuple(notes(section)))
 
 
-def to_csv(results: Iterable[Result], *, paper: Paper | None = None) -> str:
-    """One line a row, all sections in one table, figures unrounded; conditions and settings as JSON.
-
-    Args:
-        results: see `read_results`.
-        paper: the paper's accuracies in percent, see `Paper`.
-    """
-    rows = [row for section in found_sections(results) for row in section]
-    text = io.StringIO()
-    lines = [_record(row, paper) for row in rows]
-    writer = csv.DictWriter(text, fieldnames=list(lines[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(lines)
-    return text.getvalue()
+def shared(section: Sequence[Row]) -> str:
+    """What all rows have in common."""
+    settings = settings_text(common_settings(section))
+    return f"{conditions(section[0])}; settings in common: {settings}" if settings else conditions(section[0])
 
 
-def to_latex(results: Iterable[Result], *, paper: Paper | None = None) -> str:
-    r"""A `table` for each section, with the package booktabs.
-
-    Args:
-        results: see `read_results`.
-        paper: the paper's accuracies in percent, see `Paper`.
-    """
-    parts = []
-    for section in found_sections(results):
-        shown, top = columns(section, paper), best(section)
-        body = []
-        for row in section:
-            cells = [_latex(column.text(row)) for column in shown]
-            cells = [
-                rf"\textbf{{{cell}}}" if column.name == "accuracy" and row is top else cell
-                for column, cell in zip(shown, cells, strict=True)
-            ]
-            name = _latex(row.experiment.method + UNCONVERGED * bool(row.unconverged))
-            body.append(" & ".join([name, _latex(row.settings), *cells]) + r" \\")
-        caption = f"{heading(section[0])} ({conditions(section[0])}). {' '.join(notes(section))}"
-        head = " & ".join(["method", "settings", *(_latex(column.name) for column in shown)])
-        parts.append(
-            "\n".join(
-                [
-                    r"\begin{table}",
-                    r"\centering",
-                    rf"\caption{{{_latex(caption)}}}",
-                    rf"\begin{{tabular}}{{ll{'r' * len(shown)}}}",
-                    r"\toprule",
-                    rf"{head} \\",
-                    r"\midrule",
-                    *body,
-                    r"\bottomrule",
-                    r"\end{tabular}",
-                    r"\end{table}",
-                ]
-            )
-        )
-    return "\n\n".join(parts) + "\n"
-
-
-def found_sections(results: Iterable[Result]) -> list[list[Row]]:
+def found_sections(results: Iterable[Result], traces: Sequence[Trace] = ()) -> list[list[Row]]:
     """The sections of a report.
 
     Raises:
         ValueError: when there is nothing to report.
     """
     found = sections(summarise(results))
-    if not found:
+    if not found and not traces:
         raise ValueError("there are no results to report.")
     return found
 
@@ -226,56 +289,3 @@ def _share(name: str, value: Callable[[Row], float | None], meaning: str) -> Col
         return None if share is None else 100 * share
 
     return Column(name, percent, lambda row: number(percent(row), 0), meaning)
-
-
-def _record(row: Row, paper: Paper | None) -> dict[str, Any]:
-    experiment = row.experiment.to_dict()
-    own = {"seed": None, "method": None, "settings": None}
-    record: dict[str, Any] = {
-        **{name: value for name, value in experiment.items() if name not in own},
-        "weights": row.results[0].environment.get("backbone"),
-        "method": experiment["method"],
-        "settings": json.dumps(experiment["settings"]),
-        "seeds": " ".join(str(result.experiment.seed) for result in row.results),
-    }
-    spreads = {
-        "accuracy_percent": (row.accuracy, 100),
-        "bwt_points": (row.bwt, 100),
-        "forgetting_points": (row.forgetting, 100),
-        "seconds": (row.seconds, 1),
-        "state_bytes": (row.state_bytes, 1),
-    }
-    for name, (spread, scale) in spreads.items():
-        record[name] = None if spread is None else scale * spread.mean
-        record[f"{name}_sd"] = None if spread is None or spread.sd is None else scale * spread.sd
-    record |= {
-        "recovered": row.recovered,
-        "recovered_mixed": row.recovered_mixed,
-        "converged": row.converged,
-        "unconverged_seeds": " ".join(map(str, row.unconverged)),
-    }
-    if paper is not None:
-        record |= {"paper_percent": published(row, paper), "difference_points": difference(row, paper)}
-    return record
-
-
-def _markdown(text: str) -> str:
-    return re.sub(r"([\\`*_|<>\[\]])", r"\\\1", text)
-
-
-_LATEX = {
-    **{character: f"\\{character}" for character in "&%$#_{}"},
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "±": r"$\pm$",
-    "−": "$-$",
-    "–": "--",
-    UNCONVERGED: r"$^\dagger$",
-}
-
-
-def _latex(text: str) -> str:
-    return "".join(_LATEX.get(character, character) for character in text)
