@@ -10,9 +10,10 @@ from cyclopts import App, CycloptsError, Parameter
 
 from dlcft import __version__
 from dlcft.cli import bench, model, paper
+from dlcft.cli.demo import demo
 
 COMMANDS: dict[str, Callable[..., None]] = {
-    "demo": bench.demo,
+    "demo": demo,
     "update": model.update,
     "predict": model.predict,
     "evaluate": model.evaluate,
