@@ -2,6 +2,7 @@
 
     python benchmarks/tangent.py --data cifar100.npz           # 100 classes of CIFAR-100: about half an hour, two cores
     python benchmarks/tangent.py --data cifar100.npz --only "ridge on z"     # some rows, by name
+    python benchmarks/tangent.py --data cifar100.npz --sizes sizes.svg       # accuracy by the size of the sketch
     python benchmarks/tangent.py --quick                       # the digits that come with scikit-learn: a minute
 
 The file holds `x_train` (N×H×W×3, uint8) and `y_train`; nothing else in it is read. A fifth of these training images is
@@ -11,20 +12,33 @@ held out; accuracy is on that part, so that settings may be chosen by it. The sh
 from __future__ import annotations
 
 import argparse
+import math
 import time
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import numpy as np
 import torch
 from measure import table
-from torch import Tensor
+from torch import Tensor, nn
 
 from dlcft import Learner
+from dlcft.assembly import DIRECTION_SAMPLES, first_features, prepared
 from dlcft.bench.backbones import load_backbone
 from dlcft.bench.datasets import load
 from dlcft.bench.streams import Pair, validation_part
+from dlcft.images import Preprocess
+from dlcft.methods.closed_form import accuracy_share
+from dlcft.recipes import RECIPES
+from dlcft.ridge import RidgeSums
+from dlcft.tangent import FlipAveraged, TangentFeatures
 
 Settings = dict[str, object]
+
+BATCH = 250
+SHARES = (0.04, 0.12, 0.25, 0.5, 1.0)  # of the largest sketch
 
 ROWS: dict[str, tuple[str, Settings]] = {
     "ridge on z": ("ridge", {}),
@@ -55,15 +69,91 @@ def images(path: Path | None) -> tuple[Pair, Pair]:
     return validation_part((x.permute(0, 3, 1, 2), y), 0.2, seed=0)
 
 
+def corners(sketch: TangentFeatures, share: float, random: int) -> Tensor:
+    """The columns of a smaller sketch: of every layer's `S D R` a corner, and only so many random features of z."""
+    width = sketch.directions.shape[1]
+    first = width + (0 if sketch.weight is None else len(sketch.weight))
+    columns = [torch.arange(width + random)]
+    for name in sketch.layers:
+        left, right = sketch._pair(name, 0)
+        o, k = left.shape[1], right.shape[2]
+        block = first + torch.arange(o * k).view(o, k)
+        columns.append(block[: math.ceil(o * math.sqrt(share)), : math.ceil(k * math.sqrt(share))].flatten())
+        first += o * k
+    return torch.cat(columns)
+
+
+def features_of(sketch: nn.Module, read: Preprocess, x: Tensor) -> Iterator[Tensor]:
+    """With mirror images averaged, batch by batch."""
+    averaged = FlipAveraged(sketch)
+    with torch.no_grad():
+        for part in x.split(BATCH):
+            yield averaged(read(part))
+
+
+def by_size(train: Pair, held_out: Pair, largest: int, random: int) -> list[tuple[int, int, float]]:
+    """(random features, features, accuracy) for parts of one large sketch, from one pass over the data."""
+    backbone = load_backbone("shipped")
+    network = prepared(backbone.module, RECIPES["tangent"], None, backbone.preprocess)
+    read = replace(backbone.preprocess, mean=None, std=None)  # the network normalises its images itself
+    z = first_features(network, read(train[0][:: max(1, len(train[0]) // DIRECTION_SAMPLES)]))
+    principal = torch.linalg.svd((z - z.mean(0)).double(), full_matrices=False)[2][:1]
+    sketch = TangentFeatures(network, principal, features=largest, random=random)
+    sums = RidgeSums.empty(z.shape[1] + random + sketch.length)
+    sums = sums.extend(zip(features_of(sketch, read, train[0]), train[1].split(BATCH), strict=True))
+    asked = torch.cat(list(features_of(sketch, read, held_out[0]))).double()
+    return [
+        (some, len(kept), accuracy(sums, kept, asked, held_out[1]))
+        for some in (0, random)
+        for share in SHARES
+        for kept in [corners(sketch, share, some)]
+    ]
+
+
+def accuracy(sums: RidgeSums, kept: Tensor, asked: Tensor, labels: Tensor) -> float:
+    """Of the closed form on some of the features."""
+    part = RidgeSums(sums.counts, sums.class_sums[:, kept], sums.gram[kept][:, kept], sums.samples)
+    weight, bias = part.solve(accuracy_share(part.features, part.samples) * part.choose_ridge())
+    found = ((asked[:, kept] @ weight.T + bias).argmax(1) == labels).double().mean()
+    print(part.features, f"{float(found):.1%}", flush=True)
+    return float(found)
+
+
+def draw_sizes(points: list[tuple[int, int, float]], path: Path) -> None:
+    """Accuracy against features, the state's bytes above."""
+    figure, axis = plt.subplots(figsize=(6, 3.6), layout="constrained")
+    for random in sorted({point[0] for point in points}):
+        line = [(features, 100 * found) for some, features, found in points if some == random]
+        name = f"z + tangent + {random:,} random" if random else "z + tangent"
+        axis.plot(*zip(*line, strict=True), marker="o", label=name)
+    axis.set(xscale="log", xlabel="features", ylabel="accuracy on held-out images, %")
+    ticks = [1000, 2500, 5000, 10_000, 20_000]
+    axis.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
+    axis.minorticks_off()
+    above = axis.secondary_xaxis("top")
+    above.set_xticks(ticks, [f"{8 * tick**2 / 1e9:.2g} GB" for tick in ticks])
+    above.minorticks_off()
+    axis.grid(alpha=0.3)
+    axis.legend(frameon=False)
+    figure.savefig(path, metadata={"Date": None})
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="an .npz file with x_train and y_train")
     parser.add_argument("--quick", action="store_true", help="digits")
     parser.add_argument("--only", nargs="+", help="rows by name")
+    parser.add_argument("--sizes", type=Path, help="draw accuracy against the size of the sketch into this file")
     options = parser.parse_args()
     if not options.quick and options.data is None:
         parser.error("--data is needed, or --quick for the digits that come with scikit-learn.")
     train, held_out = images(options.data)
+    if options.sizes:
+        points = by_size(train, held_out, *((1000, 256) if options.quick else (20_000, 1024)))
+        draw_sizes(points, options.sizes)
+        rows = [[f"{random:,}", f"{features:,}", f"{found:.1%}"] for random, features, found in points]
+        table("Accuracy by size, mirror images averaged", ["random features of z", "features in all", "accuracy"], rows)
+        return
     backbone = load_backbone("shipped")
     rows = []
     for name, (method, settings) in ROWS.items():
