@@ -8,6 +8,7 @@ import joblib
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import save_file
 
 from dlcft.bench import experiment as module
@@ -278,3 +279,13 @@ def test_a_result_of_other_weights_is_not_taken_for_it(tmp_path):
     assert run(experiment, tmp_path, weights=str(files[0])) == first
     with pytest.raises(ValueError, match=r"other weights than .*1\.safetensors"):
         run(experiment, tmp_path, weights=str(files[1]))
+
+
+def test_an_image_folder_of_files_of_many_sizes(tmp_path):
+    for number, part in enumerate(["train"] * 8 + ["test"] * 4):
+        label = ("dark", "light")[number % 2]
+        pixels = np.full((20 + number, 30 - number, 3), 30 if label == "dark" else 220, np.uint8)
+        (tmp_path / "images" / part / label).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(tmp_path / "images" / part / label / f"{number}.png")
+    experiment = replace(SMALL, dataset=str(tmp_path / "images"), scenario="class-il", method="ridge", classes=None)
+    assert compute(experiment, tmp_path / "out").accuracy == 1

@@ -225,7 +225,8 @@ def run(
     started = time.perf_counter()
     _forget_peak()
     backbone = load_backbone(experiment.backbone, weights=weights, width=experiment.width)
-    images = load(experiment.dataset, data).decoded()
+    images = load(experiment.dataset, data)
+    images = images.decoded(_size(experiment, backbone, images))
     stream = make_stream(experiment, images)
     learner = _learner(experiment, backbone, images, out / f".{experiment.key}")
     rounds = 1 if experiment.joint else len(stream)
@@ -306,21 +307,24 @@ def _learner(experiment: Experiment, backbone: Backbone, images: ImageSet, home:
     home.parent.mkdir(parents=True, exist_ok=True)
     if Store(home).current is not None:
         return Learner.load(home, backbone.module)
-    # images that have no size of their own were brought to one as they were read: training takes windows of them
-    size = None if images.preprocess.size is None else backbone.preprocess.size
-    if experiment.size is not None:
-        size = (experiment.size, experiment.size)
     settings = {"augment": images.augment, **experiment.settings}
     learner = Learner(
         backbone.module,
         experiment.method,
         scenario=experiment.scenario,
         seed=experiment.seed,
-        preprocess=replace(backbone.preprocess, size=size),
+        preprocess=replace(backbone.preprocess, size=_size(experiment, backbone, images)),
         **settings,
     )
     learner.save(home, keep=1)
     return learner
+
+
+def _size(experiment: Experiment, backbone: Backbone, images: ImageSet) -> tuple[int, int] | None:
+    """What images are brought to; None for those that are as they are read: training takes windows of them."""
+    if experiment.size is not None:
+        return experiment.size, experiment.size
+    return None if images.preprocess.size is None else backbone.preprocess.size
 
 
 def _learn(learner: Learner, experiment: Experiment, stream: Stream, number: int) -> None:

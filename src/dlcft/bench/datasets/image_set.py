@@ -135,10 +135,16 @@ class ImageSet:
         """The test part, or some of it, as `Learner.evaluate` takes it."""
         return _pair(self.x_test, self.y_test, indices)
 
-    def decoded(self) -> ImageSet:
-        """The same with every image in memory; see `ImageFiles.decoded`."""
-        train, test = (x.decoded() if isinstance(x, ImageFiles) else x for x in (self.x_train, self.x_test))
+    def decoded(self, size: tuple[int, int] | None = None) -> ImageSet:
+        """The same with every image in memory; files of any size are stretched to `size`, if one is given."""
+        train, test = (_decoded(x, size) for x in (self.x_train, self.x_test))
         return replace(self, x_train=train, x_test=test)
+
+
+def _decoded(x: Pixels, size: tuple[int, int] | None) -> Tensor:
+    if isinstance(x, Tensor):
+        return x
+    return (ImageFiles(x.paths, size=size) if x.size is None and x.crop is None else x).decoded()
 
 
 def _pair(x: Pixels, y: Tensor, indices: Tensor | None) -> tuple[Tensor, Tensor] | Labelled:
