@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from dlcft.bench.experiment import Experiment, Result
-from dlcft.bench.paper import ARTEFACTS, OPEN_CHOICES, ROWS, SCALES, cells, execute, experiments, variant
+from dlcft.bench.paper import ARTEFACTS, OPEN_CHOICES, ROWS, SCALES, cells, experiments, variant
 from dlcft.bench.planning import (
     Estimate,
     Plan,
@@ -90,14 +90,6 @@ def test_unknown_names():
         cells("data-il", "big")
     with pytest.raises(ValueError, match="seeds is 0"):
         cells("data-il", "mini", 0)
-
-
-@pytest.mark.parametrize("label", ["None", "DLCFT (TK-FAC)", "dlcft-exact"])
-def test_smoke(label, tmp_path):
-    (planned,) = (one for one in experiments("data-il", "smoke") if one.label == label and "10 " in one.column)
-    result = execute(planned, tmp_path, report=lambda line: None)
-    assert isinstance(result, Result)
-    assert 0 <= result.accuracy <= 1
 
 
 def test_tuned_settings_take_effect():
