@@ -9,6 +9,7 @@ from dlcft.bench import demo as module
 from dlcft.bench.demo import METHODS, demonstrate, experiments
 from dlcft.bench.experiment import Result
 from dlcft.cli import main
+from dlcft.recipes import RECIPES
 
 ASKED = {"none", "ewc", "osla", "lwf", "er", "ranpac", "dlcft", "dlcft-exact", "dlcft-paper", "joint"}
 
@@ -29,6 +30,8 @@ def test_what_is_compared():
     assert {e.turn for e in planned if e.scenario == "data-il"} == {40}, "a shift from task to task"
     assert all(e.settings["epochs"] == 2 for e in planned if "epochs" in e.settings)
     assert {e.method for e in planned if "epochs" not in e.settings} == {"ranpac", "dlcft-exact"}
+    rates = {e.method: e.settings.get("lr", RECIPES[e.method].lr) for e in planned if "epochs" in e.settings}
+    assert len({rates[method] for method in ("none", "ewc", "osla", "lwf", "er", "joint")}) == 1, "none is favoured"
 
 
 def test_tables_a_chart_and_a_page(tiny, tmp_path, monkeypatch, capsys):
