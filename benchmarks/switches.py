@@ -1,6 +1,7 @@
 """What each switch of `dlcft` does: accuracy after a stream of tasks, and predicted against measured forgetting.
 
     python benchmarks/switches.py --data cifar100.npz   # 20 classes of CIFAR-100 in 5 tasks: about ten minutes
+    python benchmarks/switches.py --data cifar100.npz --scenario class-il --only dlcft ridge
     python benchmarks/switches.py --quick               # the digits that come with scikit-learn: a minute
 
 The file holds `x_train` (N×H×W×3, uint8) and `y_train`; nothing else in it is read. Accuracy is on a validation part of
@@ -28,6 +29,7 @@ from dlcft.bench.backbones import MEAN, STD, shipped_resnet18
 from dlcft.bench.datasets import digits
 from dlcft.memory import Memory
 from dlcft.methods import Quadratic
+from dlcft.recipes import Scenario
 
 Pair = tuple[Tensor, Tensor]
 
@@ -45,6 +47,9 @@ ROWS: dict[str, tuple[str, dict[str, object]]] = {
     "… exact-tk, lr=1e-3, cosine": ("dlcft-paper", {"curvature": "exact-tk", "lr": 1e-3, "schedule": "cosine"}),
     "none, lr=1e-3": ("none-linear", {"head": "zero", "lr": 1e-3}),
     "dlcft": ("dlcft", {}),
+    "dlcft, head=zero": ("dlcft", {"head": "zero"}),
+    "ridge": ("ridge", {}),
+    "dlcft-exact": ("dlcft-exact", {}),
     "joint (linearised)": ("joint-linear", {"head": "zero"}),
     "joint, lr=1e-3": ("joint-linear", {"head": "zero", "lr": 1e-3}),
 }
@@ -67,31 +72,45 @@ def few_digits() -> tuple[Pair, Pair]:
     return (data.x_train[:400], data.y_train[:400]), (data.x_train[400:700], data.y_train[400:700])
 
 
-def tasks_of(data: Pair, count: int, seed: int) -> list[Pair]:
+def tasks_of(data: Pair, count: int, seed: int, scenario: Scenario = "data-il") -> list[Pair]:
     order = torch.randperm(len(data[1]), generator=torch.Generator().manual_seed(seed))
+    if scenario == "class-il":
+        order = data[1].argsort(stable=True)  # as many of each class
     return [(data[0][part], data[1][part]) for part in order.chunk(count)]
 
 
-def final_accuracy(method: str, settings: dict[str, object], stream: list[Pair], held_out: Pair, seed: int) -> float:
-    learner = Learner(shipped_resnet18(), method, scenario="data-il", seed=seed, **settings)
+def final_accuracies(
+    method: str, settings: dict[str, object], stream: list[Pair], held_out: list[Pair], seed: int, scenario: Scenario
+) -> list[float]:
+    """On each part of the held-out images."""
+    learner = Learner(shipped_resnet18(), method, scenario=scenario, seed=seed, **settings)
     if method.startswith("joint"):
         stream = [tuple(torch.cat(parts) for parts in zip(*stream, strict=True))]
     for task in stream:
         learner.learn(task)
-    return 100 * learner.evaluate(held_out)["accuracy"]
+    return [100 * learner.evaluate(part)["accuracy"] for part in held_out]
 
 
-def accuracies(load: Callable[[], tuple[Pair, Pair]], tasks: int, seeds: int, only: list[str] | None) -> None:
+def accuracies(
+    load: Callable[[], tuple[Pair, Pair]], tasks: int, seeds: int, only: list[str] | None, scenario: Scenario
+) -> None:
     data, held_out = load()
+    asked = tasks_of(held_out, tasks, 0, scenario) if scenario == "class-il" else [held_out]
     rows = []
     for name, (method, settings) in ROWS.items():
         if only and name not in only:
             continue
-        found = [final_accuracy(method, settings, tasks_of(data, tasks, s), held_out, s) for s in range(seeds)]
-        spread = f" ± {statistics.stdev(found):.1f}" if seeds > 1 else ""
-        rows.append([name, f"{statistics.mean(found):.1f}{spread}"])
+        found = [
+            final_accuracies(method, settings, tasks_of(data, tasks, s, scenario), asked, s, scenario)
+            for s in range(seeds)
+        ]
+        means = [statistics.mean(one) for one in found]
+        spread = f" ± {statistics.stdev(means):.1f}" if seeds > 1 else ""
+        by_task = ", ".join(f"{value:.0f}" for value in found[0])
+        rows.append([name, f"{statistics.mean(means):.1f}{spread}", by_task])
         print(rows[-1], flush=True)
-    table(f"{tasks} tasks, {len(data[1])} images in all; accuracy on {len(held_out[1])} others", ["", "accuracy"], rows)
+    title = f"{tasks} tasks, {len(data[1])} images in all; accuracy on {len(held_out[1])} others"
+    table(title, ["", "accuracy", "by task, first seed"], rows)
 
 
 def forgetting(load: Callable[[], tuple[Pair, Pair]], tasks: int) -> None:
@@ -124,14 +143,15 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="digits, two tasks")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--only", nargs="+", help="rows of the second table, by name; without the first table")
+    parser.add_argument("--scenario", choices=["data-il", "class-il"], default="data-il", help="of the second table")
     options = parser.parse_args()
     if not options.quick and options.data is None:
         parser.error("--data is needed, or --quick for the digits that come with scikit-learn.")
     load = few_digits if options.quick else lambda: cifar(options.data, 20, 100)
     tasks = 2 if options.quick else 5
-    if not options.only:
+    if not options.only and options.scenario == "data-il":
         forgetting(load, tasks)
-    accuracies(load, tasks, options.seeds, options.only)
+    accuracies(load, tasks, options.seeds, options.only, options.scenario)
 
 
 if __name__ == "__main__":

@@ -112,7 +112,9 @@ def by_size(train: Pair, held_out: Pair, largest: int, random: int) -> list[tupl
 
 def accuracy(sums: RidgeSums, kept: Tensor, asked: Tensor, labels: Tensor) -> float:
     """Of the closed form on some of the features."""
-    part = RidgeSums(sums.counts, sums.class_sums[:, kept], sums.gram[kept][:, kept], sums.samples)
+    part = sums
+    if len(kept) < sums.features:
+        part = RidgeSums(sums.counts, sums.class_sums[:, kept], sums.gram[kept][:, kept], sums.samples)
     weight, bias = part.solve(accuracy_share(part.features, part.samples) * part.choose_ridge())
     found = ((asked[:, kept] @ weight.T + bias).argmax(1) == labels).double().mean()
     print(part.features, f"{float(found):.1%}", flush=True)

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dlcft.ridge_fit import Problem, RidgePath, check_ridges
+from dlcft.ridge_fit import Problem, RidgePath, check_ridges, cholesky_in_place
 
 Tensors = dict[str, Tensor]
 Part = tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor | None]
@@ -248,7 +248,7 @@ class RidgeSums:
         diagonal += ridge
         diagonal += problem.inverse == 0  # constant features: an equation 1·v = 0 of their own
         smallest = self.features * torch.finfo(diagonal.dtype).eps * float(diagonal.max())
-        factor, failed = torch.linalg.cholesky_ex(problem.matrix)
+        factor, failed = cholesky_in_place(problem.matrix)
         if failed or factor.diagonal().min() ** 2 <= smallest:
             path = self.path(standardize=standardize, balance=balance, scale=scale, start=start)
             return path.solve(ridge)

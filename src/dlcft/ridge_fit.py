@@ -32,15 +32,15 @@ class Problem:
         """As `RidgePath.gcv`, by a Cholesky factor; the trace of the inverse by `_PROBES` random vectors."""
         damped = self.matrix.clone()
         damped.diagonal().add_(ridge)
-        factor, failed = torch.linalg.cholesky_ex(damped)
+        factor, failed = cholesky_in_place(damped)
         if failed:
             return math.inf
         generator = torch.Generator().manual_seed(0)
-        probes = torch.randint(0, 2, (len(damped), _PROBES), generator=generator).to(damped) * 2 - 1
+        probes = torch.randint(0, 2, (len(factor), _PROBES), generator=generator).to(factor) * 2 - 1
         solved = torch.cholesky_solve(torch.cat([self.right.T, probes], 1), factor)
         weight, inverse = solved[:, : len(self.right)].T, solved[:, len(self.right) :]
         varying = int((self.inverse > 0).sum())  # a constant feature adds 1/ridge to the trace, and no freedom
-        trace = float((probes * inverse).sum() / _PROBES) - (len(damped) - varying) / ridge
+        trace = float((probes * inverse).sum() / _PROBES) - (len(factor) - varying) / ridge
         residual = self.energy - float((weight * self.right).sum())
         residual -= ridge * float(weight.square().sum())
         left = 1 - (1 + varying - ridge * trace) / samples
@@ -87,6 +87,13 @@ class RidgePath:
         left = (1 - freedom / self.samples).clamp(min=0)
         score: Tensor = 0.5 * self.problem.scale**2 * residual.clamp(min=0) / left.square()
         return score.nan_to_num(nan=math.inf)  # 0/0: as many degrees of freedom as samples
+
+
+def cholesky_in_place(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """As `torch.linalg.cholesky_ex`, in the matrix's own memory: with many features a copy is gigabytes."""
+    info = torch.empty((), dtype=torch.int32, device=matrix.device)
+    factor, failed = torch.linalg.cholesky_ex(matrix, out=(matrix, info))
+    return factor, failed
 
 
 def check_ridges(ridges: Sequence[float], *, positive: bool = False) -> None:
