@@ -64,7 +64,7 @@ def test_run_takes_several_methods_and_seeds_at_once(told, tmp_path):
     assert [Result.read(file).to_dict() in results for file in files] == [True] * 4
 
 
-@pytest.mark.parametrize("what", ["methods", "curvatures", "datasets", "backbones", "artefacts"])
+@pytest.mark.parametrize("what", ["methods", "curvatures", "datasets", "backbones", "artefacts", "choices"])
 def test_lists_are_the_same_as_json(told, what):
     names = json.loads(told("list", what, "--json"))
     assert names

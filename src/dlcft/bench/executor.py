@@ -46,6 +46,7 @@ def run_all(
     *,
     data: Path | None = None,
     weights: str | None = None,
+    tensorboard: Path | None = None,
     jobs: int = 1,
     executor: Executor | None = None,
     cluster: Mapping[str, Any] | None = None,
@@ -58,6 +59,7 @@ def run_all(
         out: the folder of results.
         data: see `run`.
         weights: see `run`.
+        tensorboard: see `run`.
         jobs: how many at once on this machine, see `each`.
         executor: hand the list to submitit instead: "slurm" for a cluster, "local" for processes on this machine.
         cluster: parameters of submitit's executor, such as `timeout_min` or `slurm_partition`.
@@ -69,7 +71,7 @@ def run_all(
     """
     if cluster and executor is None:
         raise ValueError(f"the parameter {next(iter(cluster))!r} is for an executor; give executor='slurm' or 'local'.")
-    options: dict[str, Any] = {"out": out, "data": data, "weights": weights}
+    options: dict[str, Any] = {"out": out, "data": data, "weights": weights, "tensorboard": tensorboard}
     if executor is not None or jobs != 1:
         # what is there already need not wait for a machine
         missing = [experiment for experiment in experiments if not (out / experiment.file).exists()]

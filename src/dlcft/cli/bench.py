@@ -37,6 +37,7 @@ def run(
     data: Path | None = None,
     download: bool = False,
     out: Path = Path("runs"),
+    tensorboard: Path | None = None,
     jobs: int = 1,
     executor: Literal["slurm", "local"] | None = None,
     cluster: list[str] | None = None,
@@ -86,6 +87,8 @@ def run(
         Fetch the data set if it is not there.
     out
         The folder of results.
+    tensorboard
+        A folder for TensorBoard to read; needs the extra dlcft[tensorboard].
     jobs
         How many to run at once on this machine.
     executor
@@ -127,6 +130,7 @@ def run(
         out,
         data=data,
         weights=weights,
+        tensorboard=tensorboard,
         jobs=jobs,
         executor=executor,
         cluster=dict(setting(text, "--cluster") for text in cluster or []),
@@ -280,18 +284,18 @@ def _pretrained(
 
 
 def list_(
-    what: Literal["methods", "curvatures", "datasets", "backbones", "artefacts"],
+    what: Literal["methods", "curvatures", "datasets", "backbones", "artefacts", "choices"],
     *,
     as_json: Annotated[bool, Parameter(name="--json")] = False,
 ) -> None:
-    """Show the names that other commands accept.
+    """Show the names that other commands accept, or the choices that the paper leaves open.
 
     Example: dlcft list methods
 
     Parameters
     ----------
     what
-        Of what kind.
+        Of what kind. Choices come with what is done here, and the reason.
     as_json
         Print a JSON list.
     """
@@ -316,6 +320,10 @@ def _names(what: str) -> list[str]:
         from dlcft.bench.paper import ARTEFACTS
 
         return list(ARTEFACTS)
+    if what == "choices":
+        from dlcft.bench.scales import OPEN_CHOICES
+
+        return [f"{name}: {choice.value}. {choice.reason}" for name, choice in OPEN_CHOICES.items()]
     from dlcft.bench.backbones import BACKBONES
 
     return list(BACKBONES)

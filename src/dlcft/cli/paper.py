@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import statistics
 import sys
-from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -78,10 +76,13 @@ def reproduce(
     if seeds is not None:
         positive("--seeds", seeds)
     positive("--jobs", jobs)
-    from dlcft.bench.paper import cells, experiments
+    from dlcft.bench.events import need_tensorboard
+    from dlcft.bench.paper import experiments
     from dlcft.bench.reproduction import choose, execute_all, noted, trials
     from dlcft.bench.tuning import tunings
 
+    if tensorboard is not None:
+        need_tensorboard()
     rows = only or []
     kinds = tunings(artefact, scale, rows) if tune else {}
     if dry_run:
@@ -92,7 +93,7 @@ def reproduce(
     chosen = choose(kinds, out, **how)
     planned = experiments(artefact, scale, seeds, chosen, rows)
     results, failures = execute_all(planned, out, tensorboard=tensorboard, **how)
-    _show_cells(cells(artefact, scale, seeds, chosen, rows), results, scale)
+    _show(list(results.values()), artefact, scale, chosen)
     print(f"results: {out.resolve()}; dlcft report --runs {out} makes a page of them")
     if failures:
         raise FloatingPointError(f"{len(failures)} of the runs diverged, and have no result. " + " ".join(failures))
@@ -116,45 +117,26 @@ def _show_plan(tests: list[Planned], planned: list[Planned], out: Path, jobs: in
     )
 
 
-def _show_cells(planned: list[Planned], results: dict[str, Any], scale: str) -> None:
+def _show(found: list[Any], artefact: str, scale: str, chosen: dict[str, Any]) -> None:
     """One table an artefact: ours, the paper's, and the difference; digits have nothing to be compared with."""
     from rich.console import Console
     from rich.table import Table
 
-    values: dict[tuple[str, str, str], list[float]] = defaultdict(list)
-    published: dict[tuple[str, str, str], float | None] = {}
-    for one in planned:
-        value = _value(one.metric, results.get(one.experiment.key))
-        published[one.artefact, one.label, one.column] = None if scale == "smoke" else one.paper
-        if value is not None:
-            values[one.artefact, one.label, one.column].append(100 * value)
+    from dlcft.bench.report import reported, summarise
+    from dlcft.bench.report.artefacts import STAND_IN
+    from dlcft.bench.report.tables import difference_cell, ours_cell, paper_cell, recovered_cell
+    from dlcft.bench.spectrum import Trace
+
     console = Console()
     if scale == "smoke":
-        console.print(
-            "Columns name the paper's streams; at this scale handwritten digits in a few tasks stand in for them."
-        )
-    for artefact in dict.fromkeys(one.artefact for one in planned):
-        table = Table("row", "column", "ours", "seeds", "paper", "difference", title=f"{artefact}, scale {scale}")
-        for (owner, label, column), paper in published.items():
-            found = values[owner, label, column]
-            if owner != artefact or not found:
-                continue
-            ours = statistics.mean(found)
-            beside = ("", "") if paper is None else (f"{paper:.2f}", f"{ours - paper:+.2f}")
-            table.add_row(label, column, f"{ours:.2f}", str(len(found)), *beside)
-        if table.row_count:
-            console.print(table)
-
-
-def _value(metric: str, result: Any) -> float | None:
-    """The one number of a cell; curves and probes show where they end, traces of eigenvalues have none."""
-    if result is None:
-        return None
-    if metric == "bwt":
-        from dlcft.metrics import backward_transfer
-
-        return None if result.matrix is None else backward_transfer(result.matrix)
-    if metric == "knn":
-        probed = [entry["knn"] for entry in result.history if entry.get("knn") is not None]
-        return probed[-1] if probed else None
-    return None if metric == "eigenvalue" else float(result.accuracy)
+        console.print(STAND_IN)
+    rows = summarise(result for result in found if not isinstance(result, Trace))
+    for one in reported(rows, [], {scale: chosen}):
+        if artefact not in (one.name, "all"):
+            continue
+        table = Table("row", "column", "ours", "paper", "difference", "recovered", title=f"{one.name}, scale {scale}")
+        for entry in one.entries:
+            if entry.ours is not None:
+                cells = (ours_cell(entry), paper_cell(entry), difference_cell(entry), recovered_cell(entry))
+                table.add_row(entry.label, entry.column, *(cell.text for cell in cells))
+        console.print(table)

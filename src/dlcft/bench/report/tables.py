@@ -147,11 +147,11 @@ def artefact_table(one: Reported) -> Table:
         there = [entry for entry in entries.values() if entry is not None]
         known = [entry for entry in there if entry.ours and not (entry.row and entry.row.experiment.joint)]
         top = max(known, key=lambda entry: entry.ours.mean if entry.ours else 0, default=None)
-        parts: list[tuple[str, Callable[[Entry], Cell]]] = [("ours", partial(_ours, top=top, tuned=tuned))]
+        parts: list[tuple[str, Callable[[Entry], Cell]]] = [("ours", partial(ours_cell, top=top, tuned=tuned))]
         if any(entry.paper is not None for entry in there):
-            parts += [("paper", _paper), ("difference", _difference)]
+            parts += [("paper", paper_cell), ("difference", difference_cell)]
         if any(share is not None for entry in there for share in entry.recovered):
-            parts += [("recovered", _recovered)]
+            parts += [("recovered", recovered_cell)]
             notes = [NOTES["ours"], NOTES["recovered pair"]]
         groups.append((column, len(parts)))
         head += [name for name, _ in parts]
@@ -164,15 +164,18 @@ def artefact_table(one: Reported) -> Table:
     return Table(one.title, "", tuple(groups), tuple(head), shown, (*one.notes, *notes))
 
 
-def _paper(entry: Entry) -> Cell:
+def paper_cell(entry: Entry) -> Cell:
+    """The paper's number."""
     return Cell(number(entry.paper), entry.paper)
 
 
-def _difference(entry: Entry) -> Cell:
+def difference_cell(entry: Entry) -> Cell:
+    """Ours minus the paper's."""
     return Cell(number(entry.difference, sign=True), entry.difference)
 
 
-def _ours(entry: Entry, top: Entry | None, tuned: bool) -> Cell:
+def ours_cell(entry: Entry, top: Entry | None = None, tuned: bool = False) -> Cell:
+    """What was measured, marked where it is not all it should be; `tuned` says that others were."""
     spread, row = entry.ours, entry.row
     if spread is None or row is None:
         return Cell(MISSING)
@@ -181,7 +184,8 @@ def _ours(entry: Entry, top: Entry | None, tuned: bool) -> Cell:
     return Cell(f"{number(spread.mean)}{deviation} ({len(row.results)}){marks}", spread.mean, row, entry is top)
 
 
-def _recovered(entry: Entry) -> Cell:
+def recovered_cell(entry: Entry) -> Cell:
+    """Of the way from None to Joint, both ways of counting."""
     own, mixed = (None if share is None else 100 * share for share in entry.recovered)
     text = MISSING if own is None and mixed is None else f"{number(own, 0)} / {number(mixed, 0)}"
     return Cell(text, mixed if own is None else own)
