@@ -19,6 +19,7 @@ from dlcft.bench.planning import (
 from dlcft.bench.reproduction import Forecast, choose, execute_all, noted, trials
 from dlcft.bench.spectrum import Spectrum, Trace, trace
 from dlcft.bench.tuning import FOLDER, LEARNING_RATES, TUNING, chosen_file, grid_of, read_chosen, tune, tunings
+from dlcft.checkpoint import Store
 from dlcft.recipes import RECIPES
 
 RATES = Rates(training=1.0, remembering=0.1, remembering_once=5.0, testing=0.01, settling=2.0, peak=10**9)
@@ -195,6 +196,14 @@ def test_a_run_that_diverges_does_not_end_the_others(tmp_path):
     assert "None" in failures[0]
     assert "diverged" in failures[0]
     assert any("diverged" in line for line in lines)
+
+
+def test_a_run_that_another_process_is_at_is_left_to_it(tmp_path):
+    (planned,) = experiments("bwt", "smoke", only=["ridge"])
+    with Store(tmp_path / f".{planned.experiment.key}").lock():
+        results, failures = execute_all([planned], tmp_path, report=lambda line: None)
+    assert results == {}
+    assert "in use by process" in failures[0]
 
 
 def test_time_left():

@@ -15,6 +15,7 @@ from dlcft.bench.paper import Planned, execute, variant
 from dlcft.bench.planning import usual_seconds
 from dlcft.bench.spectrum import Trace
 from dlcft.bench.tuning import FOLDER, Grid, grid_of, read_chosen, trial, tune
+from dlcft.checkpoint import CheckpointError
 from dlcft.pages import in_seconds
 
 Report = Callable[[str], None]
@@ -121,7 +122,8 @@ def execute_all(
         report: called with a line before the first run and after each.
 
     Returns:
-        The results by the experiment's key, and a sentence for each run that diverged and has none.
+        The results by the experiment's key, and a sentence for each run that has none: its training diverged, or
+        another process is at it.
     """
     forecast = Forecast({place: usual_seconds(one.experiment) for place, one in enumerate(planned)}, jobs)
     results: dict[str, Result | Trace] = {}
@@ -160,10 +162,10 @@ def _tuned(planned: Planned, out: Path, data: Path | None, weights: str | None) 
 def _attempted(
     planned: Planned, out: Path, data: Path | None, weights: str | None, tensorboard: Path | None
 ) -> Result | Trace | str:
-    """The result, or why training has diverged: one run of many must not end the others."""
+    """The result, or why there is none: one run of many must not end the others."""
     try:
         return execute(planned, out, data=data, weights=weights, tensorboard=tensorboard, report=_silent)
-    except FloatingPointError as error:
+    except (FloatingPointError, CheckpointError) as error:
         return str(error)
 
 

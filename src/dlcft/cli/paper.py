@@ -96,7 +96,7 @@ def reproduce(
     _show(list(results.values()), artefact, scale, chosen)
     print(f"results: {out.resolve()}; dlcft report --runs {out} makes a page of them")
     if failures:
-        raise FloatingPointError(f"{len(failures)} of the runs diverged, and have no result. " + " ".join(failures))
+        raise FloatingPointError(f"{len(failures)} of the runs have no result. " + " ".join(failures))
 
 
 def _told(line: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -163,6 +164,11 @@ def increases(section: Sequence[Row], styles: Sequence[Style], identity: str, la
             if _wide(predicted + found):
                 axes.set(xscale="log", yscale="log")
                 plain_numbers(axes.xaxis, axes.yaxis)
+            elif _spread_out(predicted + found):
+                far = max(map(abs, predicted + found))
+                for axis in (axes.set_xscale, axes.set_yscale):
+                    axis("symlog", linthresh=10.0 ** (math.floor(math.log10(far)) - 1))
+                plain_numbers(axes.xaxis, axes.yaxis)
         elif _wide(predicted):
             axes.set(xscale="log")
             plain_numbers(axes.xaxis)
@@ -225,6 +231,12 @@ def _whole_numbers(axes: Axes, tasks: int) -> None:
 
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=10, steps=[1, 2, 5, 10]))
     axes.set_xlim(1 - 0.03 * tasks, tasks + 0.03 * tasks)
+
+
+def _spread_out(values: Sequence[float]) -> bool:
+    """Whether values of both signs ask for an axis that is logarithmic away from zero."""
+    sizes = [abs(value) for value in values if value]
+    return bool(sizes) and max(sizes) > 30 * statistics.median(sizes)
 
 
 def _wide(values: Sequence[float]) -> bool:

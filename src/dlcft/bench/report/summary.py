@@ -229,19 +229,25 @@ def labels(section: Sequence[Row]) -> list[str]:
     for method in dict.fromkeys(row.experiment.method for row in section):
         rivals = [row for row in section if row.experiment.method == method]
         changed = sorted({name for row in rivals for name in row.experiment.settings})
-        usual = {name: getattr(RECIPES[method], name) for name in changed} | _UNMEASURED
-        settings = [{name: getattr(row.recipe, name) for name in changed} for row in rivals]
-        looked = [{name: getattr(row.experiment, name) for name in _MEASURED} for row in rivals]
-        every = [one | other for one, other in zip(settings, looked, strict=True)]
-        differ = [name for name in every[0] if len({repr(values[name]) for values in every}) > 1]
-        told = [[(name, values[name]) for name in differ if values[name] != usual[name]] for values in every]
-        # a word says itself what it is of
-        texts = [", ".join(v if isinstance(v, str) else f"{name}={v}" for name, v in some) for some in told]
-        found = [f"{method} ({text})" if text else method for text in texts]
+        usual = {name: getattr(RECIPES[method], name) for name in changed}
+        found = _told_apart(method, [{name: getattr(row.recipe, name) for name in changed} for row in rivals], usual)
+        if len(set(found)) < len(found):
+            looked = [{name: getattr(row.experiment, name) for name in _MEASURED} for row in rivals]
+            more = _told_apart("", looked, _UNMEASURED)
+            found = [f"{name}{addition}" for name, addition in zip(found, more, strict=True)]
         if len(set(found)) < len(found) or max(map(len, found)) > _LONG:
             found = [f"{method} [{place}]" for place in range(1, len(found) + 1)]
         names[method] = found
     return [names[row.experiment.method].pop(0) for row in section]
+
+
+def _told_apart(name: str, settings: Sequence[Mapping[str, Any]], usual: Mapping[str, Any]) -> list[str]:
+    """The name for each of some settings, with what is not as usual and not the same in all."""
+    differ = [key for key in usual if len({repr(values[key]) for values in settings}) > 1]
+    told = [[(key, values[key]) for key in differ if values[key] != usual[key]] for values in settings]
+    # a word says itself what it is of
+    texts = [", ".join(v if isinstance(v, str) else f"{key}={v}" for key, v in some) for some in told]
+    return [f"{name} ({text})" if text else name for text in texts]
 
 
 def curve(row: Row) -> list[tuple[int, Spread]]:
