@@ -9,6 +9,8 @@ from torch import nn
 from dlcft import Learner
 from dlcft.adoption import fitted_scale, margin_scale, split_head
 from dlcft.checkpoint import state_digest
+from dlcft.methods.closed_form import Origin
+from dlcft.ridge import RidgeSums
 from tests.test_learner import Net, data
 
 
@@ -65,6 +67,51 @@ def test_as_good_as_before_and_old_classes_hold(name, sample, tmp_path):
     loaded = Learner.load(tmp_path, backbone, device="cpu")
     assert torch.equal(loaded.outputs(TEST[0]), learner.outputs(TEST[0]))
     assert state_digest(*loaded._state()) == state_digest(*learner._state())
+
+
+def test_without_a_sample_the_head_tells_where_old_classes_may_lie():
+    learner = Learner.adopt(MODEL, "1", LABELS, None, device="cpu", **SETTINGS["dlcft-exact"])
+    learner.learn(data([4, 5], n=40, seed=7))
+    assert accuracy(learner, data([4, 5], n=60, seed=9)) > 0.8
+    assert accuracy(learner) > 0.5
+    learner.method.origin = None  # nothing is supposed any more
+    learner.method.solved, learner.method.fits = False, []
+    assert accuracy(learner) < 0.05
+
+
+@pytest.mark.parametrize("name", ["dlcft-exact", "ridge"])
+@pytest.mark.parametrize("sample", [SAMPLE, None], ids=["sample", "none"])
+def test_answers_are_the_old_ones_until_something_is_learned_and_after_it_is_forgotten(name, sample):
+    learner = Learner.adopt(MODEL, "1", LABELS, sample, name, weight=4.0, device="cpu", **SETTINGS[name])
+    expected = MODEL(TEST[0]).argmax(1).tolist()
+    assert learner.predict(TEST[0]) == expected
+    before = learner.outputs(TEST[0])
+    learner.learn(data([4, 0], n=40, seed=7))
+    assert not torch.equal(learner.outputs(TEST[0])[:, :4], before)
+    learner.forget(data([4, 0], n=40, seed=7))
+    assert torch.equal(learner.outputs(TEST[0])[:, :4], before)
+
+
+def test_supposed_classes_are_those_whose_best_head_is_the_given_one():
+    """Gaussian classes of one covariance: of a part of them, the head alone tells the means of the others."""
+    generator = torch.Generator().manual_seed(0)
+    root = torch.randn(5, 5, generator=generator, dtype=torch.float64)
+    covariance = root @ root.T + torch.eye(5)
+    weight = torch.randn(3, 5, generator=generator, dtype=torch.float64)
+    weight -= weight.mean(0)
+    weight *= (15.0 / torch.einsum("ci,ij,cj->c", weight, covariance, weight)).sqrt()[:, None]  # ahead by α, each
+    centre = torch.randn(5, generator=generator, dtype=torch.float64)
+    drawn = torch.linalg.qr(torch.randn(400, 6, generator=generator, dtype=torch.float64))[0]
+    drawn = torch.linalg.qr(torch.cat([torch.ones(400, 1), drawn], 1).double())[0][:, 1:6] * 20  # mean 0, covariance 1
+    sums = RidgeSums.empty(5).add(centre + drawn @ torch.linalg.cholesky(covariance).T, torch.full((400,), 3))
+    found = Origin(weight, torch.zeros(3), torch.zeros(3)).supposed(sums, 15.0)
+    assert found.counts.tolist() == [400] * 4
+    assert torch.allclose(found.class_sums[:3] / 400, centre + weight @ covariance)
+    apart = (found.class_sums[:3] / 400 - centre) @ weight.T
+    assert torch.allclose(apart.diagonal(), torch.full((3,), 15.0).double())
+    means = found.class_sums / 400
+    assert torch.allclose(found.gram / 1600 - means.T @ means / 4, covariance)
+    assert found.samples == 1600
 
 
 def test_the_head_without_a_sample_is_the_old_one():

@@ -1,6 +1,7 @@
 """The command line, as a person or a script meets it."""
 
 import csv
+import importlib
 import json
 import subprocess
 import sys
@@ -9,6 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+
+from dlcft import Learner
+from dlcft.checkpoint import CheckpointError
+from dlcft.cli import app
+from dlcft.images import Preprocess
+from dlcft.training import Training
 
 COLOURS = {"red": (210, 40, 40), "green": (40, 190, 60), "blue": (40, 60, 210), "grey": (120, 120, 120)}
 
@@ -213,6 +220,70 @@ def test_texts(tmp_path):
         assert done.returncode == 2
         assert words in " ".join(done.stderr.split()), done.stderr
         assert "Traceback" not in done.stderr
+
+
+def run(*arguments):
+    """A command in this process."""
+    app([str(argument) for argument in arguments], result_action="return_value")
+
+
+def test_one_layer_learns_and_an_interrupted_update_may_be_begun_anew(tmp_path, capsys, monkeypatch):
+    data, other = pictures(tmp_path / "data", ["red", "blue"], count=3), pictures(tmp_path / "other", ["red"], count=2)
+    arguments = ["update", "--model", tmp_path / "model", "--method", "dlcft", "--train", "layer4.1.conv2"]
+    arguments += ["--set", "epochs=2", "--set", "batch_size=3"]
+    step = Training._step
+
+    def killed(self, *given):
+        if self.position.epoch:
+            raise KeyboardInterrupt
+        steps.append(given)
+        return step(self, *given)
+
+    monkeypatch.setattr("dlcft.saving.PROGRESS_SECONDS", 0)
+    monkeypatch.setattr(Training, "_step", killed)
+    for _ in range(2):  # the same command goes on where the first was interrupted, and not from the beginning
+        steps = []
+        with pytest.raises(KeyboardInterrupt):
+            run(*arguments, "--data", data)
+    assert steps == []
+    monkeypatch.setattr(Training, "_step", step)
+    with pytest.raises(ValueError, match="interrupted, with other settings"):
+        run(*arguments[:3], "--data", data)
+    with pytest.raises(CheckpointError, match="dlcft update --restart"):
+        run(*arguments, "--data", other)
+    run(*arguments, "--data", other, "--restart", "--json")
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["samples"] == 2
+    header = json.loads((tmp_path / "model" / "manifest.json").read_text())["versions"][-1]["header"]
+    assert header["train"] == ["layer4.1.conv2"]
+
+
+def test_a_model_that_was_adopted_in_python_goes_on_at_the_command_line(tmp_path, monkeypatch, capsys):
+    (tmp_path / "my_classifier.py").write_text(
+        "import torch\nfrom torch import nn\n"
+        "def classifier():\n"
+        "    torch.manual_seed(0)\n"
+        "    features = nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(12, 8), nn.Tanh()\n"
+        "    return nn.Sequential(*features, nn.Linear(8, 2))\n"
+        "def features():\n"
+        "    return classifier()[:4].append(nn.Identity())\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    data, more = pictures(tmp_path / "data", ["red", "green"]), pictures(tmp_path / "more", ["green", "blue"], seed=1)
+    classifier = importlib.import_module("my_classifier").classifier()
+    options = {"preprocess": Preprocess(size=(8, 8)), "tangent_features": 20, "random_features": 8}
+    Learner.adopt(classifier, "4", ["red", "green"], data, **options).save("model")
+    with pytest.raises(ValueError, match="dlcft update --backbone once"):
+        run("update", "--model", "model", "--data", more)
+    with pytest.raises(CheckpointError, match="give the same network"):
+        run("update", "--model", "model", "--data", more, "--backbone", "shipped")
+    run("update", "--model", "model", "--data", more, "--backbone", "my_classifier:features", "--json")
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["new_labels"] == ["blue"]
+    run("evaluate", "--model", "model", "--data", more, "--json")
+    assert json.loads(capsys.readouterr().out)["accuracy"] == 1
+    with pytest.raises(ValueError, match="--backbone is for the first update"):
+        run("update", "--model", "model", "--data", more, "--backbone", "my_classifier:features")
 
 
 def test_a_gate_has_its_own_exit_code(tmp_path):

@@ -90,3 +90,13 @@ def test_with_a_memory_the_old_classes_are_kept_too():
     for labels in ([0, 1], [2, 3]):
         learner.learn(blobs(labels, seed=0), progress=False)
     assert learner.evaluate(blobs([0, 1, 2, 3], seed=1))["accuracy"] > 0.9
+
+
+def test_a_feature_that_is_always_zero_changes_nothing():
+    z, y = features(8, 2, seed=3)
+    dead = torch.cat([z, z.new_zeros(8, 2)], 1)
+    head = torch.zeros(2, 8, dtype=torch.float64)
+    step = head_step(RidgeSums.empty(7).add(dead, y), head, None, 1e-5, SCALE)
+    alive = head_step(RidgeSums.empty(5).add(z, y), head[:, :6], None, 1e-5, SCALE)
+    assert torch.allclose(step[:, [0, 1, 2, 3, 4, 7]], alive)
+    assert not step[:, 5:7].any()

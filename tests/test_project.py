@@ -96,6 +96,7 @@ ORDER = [
     "cli.arguments",
     "cli.bench",
     "cli.demo",
+    "cli.opening",
     "cli.model",
     "cli.paper",
     "cli",

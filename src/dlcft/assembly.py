@@ -116,8 +116,8 @@ def start_from_ridge(task: Task, scale: float, past: PastOfHead | None = None) -
     sums = RidgeSums.empty(layer.in_features, device=layer.weight.device)
     sums = sums.extend((task.model.features(x), y) for x, y in task.batches).grow(layer.out_features)
     change = head_step(sums, torch.cat([layer.weight, layer.bias[:, None]], 1), past, sums.choose_ridge(), scale)
-    layer.weight += change[:, :-1]
-    layer.bias += change[:, -1]
+    layer.weight.add_(change[:, :-1])
+    layer.bias.add_(change[:, -1])
     if task.model.strict:
         task.model.fix_directions(task.head, torch.where(new[:, None], layer.weight, task.model.directions(task.head)))
 
@@ -143,6 +143,7 @@ def head_step(sums: RidgeSums, head: Tensor, past: PastOfHead | None, ridge: flo
     spread = torch.maximum(squares - total[-1].square() / mass, _CONSTANT * squares)
     spread[-1] = 0
     damped = total + torch.diag(ridge * spread)
+    damped.diagonal()[squares == 0] = 1  # a feature that is always zero tells nothing: its weights stay
     step: Tensor = torch.linalg.solve(damped, (wanted - head.to(moment) @ moment).T).T
     return step.to(head)
 

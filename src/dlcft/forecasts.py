@@ -54,10 +54,15 @@ def forecast(
     """
     started = time.perf_counter()
     rates, trained, solves, state = apart(_try, open_learner, arguments)
-    learning = samples * (trained * rates.training + rates.remembering) + rates.remembering_once
-    testing = tested * rates.testing * solves  # before, if there is one, and after
-    seconds = learning + testing + solves * rates.settling
+    seconds = learning_seconds(rates, samples=samples, epochs=trained, solves=solves)
+    seconds += tested * rates.testing * solves  # before, if there is a version before, and after
     return Forecast(seconds, rates.peak, state, sum(_TRIAL), time.perf_counter() - started)
+
+
+def learning_seconds(rates: Rates, *, samples: int, epochs: int, solves: int) -> float:
+    """How long an update learns: passes in training (0 in closed form), memory, and fits that are solved."""
+    passes = samples * (epochs * rates.training + rates.remembering)
+    return passes + rates.remembering_once + solves * rates.settling
 
 
 def _try(

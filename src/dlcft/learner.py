@@ -76,8 +76,9 @@ class Learner(LearnerCore):
         """A learner that goes on from a classifier which already knows classes.
 
         The head is split off and brought to the scale of squared-loss targets. Closed-form methods pull to it instead
-        of to zero; trained ones start from it. A sample of old data, if there is one, is remembered as task 0. Without
-        any, nothing holds the old classes but the head itself: docs/your-own-model.md tells what that costs.
+        of to zero; trained ones start from it. A sample of old data, if there is one, is remembered as task 0. For
+        classes without any, closed-form methods suppose what fits to the head: docs/your-own-model.md tells what that
+        costs. Until something is learned, closed-form methods answer as the classifier did.
 
         Args:
             model: the classifier. It is copied.
@@ -377,11 +378,13 @@ class Learner(LearnerCore):
         own.bias.copy_(factor * b)
         if isinstance(self.method, Ridge):
             self.method.reserve(HEAD, len(labels))
-            self.method.origin = Origin(own.weight.double().cpu(), own.bias.double().cpu())
         if samples is not None:
             task = replace(self._context(HEAD, samples, labels), weight=weight)
             with torch.enable_grad():
                 self.method.finish(task)
+        if isinstance(self.method, Ridge):
+            counts = torch.zeros(len(labels)).double() if self.method.sums is None else self.method.sums.counts.cpu()
+            self.method.origin = Origin(own.weight.double().cpu(), own.bias.double().cpu(), counts)
         count = 0 if samples is None else len(samples)
         self.history.append(
             {

@@ -91,7 +91,7 @@ class Home:
         if header["data"] != data:
             raise CheckpointError(
                 f"{self.store.directory} holds an interrupted run on other data; learn that data again to continue it, "
-                "or pass resume=False to begin anew."
+                "or begin anew: resume=False, dlcft update --restart."
             )
         parts = split_states(tensors, header["parts"])
         training.model.load_state_dict(parts["model"][0], strict=False)

@@ -104,6 +104,7 @@ def update(
     max_drop: float | None = None,
     max_flips: float | None = None,
     keep: int = 2,
+    resume: bool = True,
 ) -> Update:
     """Learn new data and save the result where the learner lives.
 
@@ -115,6 +116,7 @@ def update(
         max_drop: the new version is kept but not made current when the accuracy on held-out samples falls by more.
         max_flips: the same when a larger share of them turns from right to wrong.
         keep: how many versions stay.
+        resume: see `Learner.learn`.
 
     Raises:
         ValueError: when a gate is given without held-out samples.
@@ -126,12 +128,12 @@ def update(
         raise ValueError("directory is not given, and this learner was neither saved nor loaded before.")
     samples = learner.samples(data)
     held_out = None if holdout is None else learner.samples(holdout)
-    if directory is not None and not learner.tasks and learner.method.trains:
-        learner.save(directory)  # so that training, which may take long, can be continued after a kill
+    if learner.directory is None and learner.method.trains:
+        learner.save(place)  # so that training, which may take long, can be continued after a kill
     known = set(learner.labels()) if learner.tasks else set()
     before = answers(learner, held_out) if held_out is not None and learner.tasks else None
     started = time.perf_counter()
-    learner.learn(samples)
+    learner.learn(samples, resume=resume)
     _ = learner.model  # what is solved in closed form is solved now
     seconds = time.perf_counter() - started
     facts = _EMPTY if held_out is None else _compared(learner, held_out, before, known)

@@ -33,6 +33,7 @@ app = App(
     help="Continually fine-tune a pre-trained network: learn new data, keep the old, without the old data.\n\n"
     "Example: dlcft demo",
     default_parameter=Parameter(negative=()),  # no --no-json
+    suppress_keyboard_interrupt=False,  # main tells what becomes of the work
 )
 for place, (name, command) in enumerate(COMMANDS.items()):
     app.command(command, name=name, sort_key=place)

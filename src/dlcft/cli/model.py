@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import csv
 import json
-import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from dlcft.cli.arguments import positive, setting
+from dlcft.cli.opening import First, nothing_left_behind, open_learner, open_or_create, open_store, unbound
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from dlcft.updates import Update
 
 Json = Annotated[bool, Parameter(name="--json")]
-_First = tuple[str | None, str | None, str | None, dict[str, Any]]  # backbone, weights, method and its settings
 _GATE = 3  # exit code when a gate has kept the new version from becoming current
 _SKIPPED = 4  # exit code when an input could not be read
 
@@ -35,11 +33,13 @@ def update(
     backbone: str | None = None,
     weights: str | None = None,
     method: str | None = None,
+    train: list[str] | None = None,
     set_: Annotated[list[str] | None, Parameter(name="--set")] = None,
     holdout: Path | None = None,
     max_drop: float | None = None,
     max_flips: float | None = None,
     keep: int = 2,
+    restart: bool = False,
     page: Path | None = None,
     dry_run: bool = False,
     as_json: Json = False,
@@ -63,6 +63,8 @@ def update(
         Its file, for the first update.
     method
         For the first update: a name that `dlcft list methods` shows; dlcft-exact by default.
+    train
+        For the first update: only what lies under this name in the backbone learns, such as layer4; may be repeated.
     set_
         A field of the method's recipe to change, for the first update, as key=value; may be repeated.
     holdout
@@ -73,6 +75,8 @@ def update(
         The same if a larger share of the holdout turns from right to wrong.
     keep
         How many versions stay on disk.
+    restart
+        Begin anew where an update was interrupted, instead of continuing it.
     page
         The HTML file to tell it in; by default one beside the model's directory.
     dry_run
@@ -83,8 +87,8 @@ def update(
     positive("--keep", keep)
     from dlcft.updates import update as learn_update
 
-    first = (backbone, weights, method, dict(setting(text) for text in set_ or []))
-    learner = _open_or_create(model, *first)
+    first = First(backbone, weights, method, train, dict(setting(text) for text in set_ or []))
+    learner = open_or_create(model, first)
     samples = learner.samples(data)
     if dry_run:
         _describe(learner, samples, model, first, data, holdout, as_json)
@@ -92,7 +96,8 @@ def update(
     if not learner.tasks:
         print(f"a new model on the backbone {learner.notes['backbone']['name']!r}", file=sys.stderr)
     options: dict[str, Any] = {"holdout": holdout, "max_drop": max_drop, "max_flips": max_flips, "keep": keep}
-    with _nothing_left_behind(model, learner):
+    options["resume"] = not restart
+    with nothing_left_behind(model, learner):
         done = learn_update(learner, samples, directory=model, **options)
     written = _write_page(done, learner, model, page)
     if as_json:
@@ -137,7 +142,7 @@ def predict(
     """
     positive("--top", top)
     positive("--batch-size", batch_size)
-    learner = _open(model)
+    learner = open_learner(model)
     what = learner.inputs(inputs)
     top = min(top, len(learner.labels()))
     skipped: list[str] = []
@@ -172,7 +177,7 @@ def evaluate(*, model: Path, data: Path, as_json: Json = False) -> None:
     """
     from dlcft.trial import TEST_BATCH
 
-    result = _open(model).evaluate(data, batch_size=TEST_BATCH)
+    result = open_learner(model).evaluate(data, batch_size=TEST_BATCH)
     print(json.dumps(result) if as_json else f"accuracy {result['accuracy']:.2%}, mean loss {result['loss']:.4g}")
 
 
@@ -188,7 +193,7 @@ def history(*, model: Path, as_json: Json = False) -> None:
     as_json
         Print JSON.
     """
-    store = _store(model)
+    store = open_store(model)
     current, versions = store.current, store.versions()
     assert current is not None
     entries = current.header["history"]
@@ -219,7 +224,7 @@ def rollback(*, model: Path, version: int | None = None) -> None:
     version
         Which; by default the one that the current version was learned from.
     """
-    print(f"version {_store(model).rollback(version)} is current.")
+    print(f"version {open_store(model).rollback(version)} is current.")
 
 
 def forget(*, model: Path, data: Path, keep: int = 2) -> None:
@@ -237,85 +242,15 @@ def forget(*, model: Path, data: Path, keep: int = 2) -> None:
         How many versions stay on disk. Older versions still know the samples: use 1 to have them gone.
     """
     positive("--keep", keep)
-    learner = _open(model)
+    learner = open_learner(model)
     samples = learner.samples(data)
     learner.forget(samples)
     version = learner.save(keep=keep)
     print(f"forgot {len(samples)} samples; version {version} is current.")
 
 
-def _store(model: Path) -> Any:
-    from dlcft.checkpoint import Store
-
-    store = Store(model)
-    if store.current is None:
-        raise ValueError(f"{model} holds no model; dlcft update --model {model} --data … makes one.")
-    return store
-
-
-def _current(model: Path) -> Any:
-    """The current version of a model that has learned something; None before that."""
-    from dlcft.checkpoint import Store
-
-    current = Store(model).current
-    return current if current is not None and current.header["tasks"] else None
-
-
-def _open(model: Path, version: int | None = None) -> Learner:
-    from dlcft.bench.backbones import load_backbone
-    from dlcft.learner import Learner
-
-    rebuild = _store(model).current.header["notes"].get("backbone")
-    if rebuild is None:
-        raise ValueError(f"{model} was saved from Python and does not say how its backbone is made; load it there.")
-    found = load_backbone(**rebuild)
-    return Learner.load(model, found.module, version=version, tokenizer=found.tokenizer)
-
-
-def _open_or_create(
-    model: Path, backbone: str | None, weights: str | None, method: str | None, settings: dict[str, Any]
-) -> Learner:
-    from dlcft.bench.backbones import load_backbone
-    from dlcft.checkpoint import Store
-    from dlcft.learner import Learner
-
-    current = Store(model).current
-    if _current(model) is not None:
-        given = {"--backbone": backbone, "--weights": weights, "--method": method, "--set": settings or None}
-        named = [name for name, value in given.items() if value is not None]
-        if named:
-            raise ValueError(f"{named[0]} is for the first update; {model} has its own already.")
-        return _open(model)
-    found = load_backbone(backbone or "shipped", weights=weights)
-    method = method or "dlcft-exact"
-    reading: dict[str, Any] = {"preprocess": found.preprocess, "tokenizer": found.tokenizer}
-    learner = Learner(found.module, method, **reading, **settings)
-    learner.notes |= {"backbone": found.rebuild, "method": method}
-    if current is None:
-        return learner
-    # a first update was killed: the same command goes on with it
-    begun = _open(model)
-    if (begun.recipe, begun.notes["backbone"]) != (learner.recipe, found.rebuild):
-        raise ValueError(
-            f"{model} holds a first update that was interrupted, with other settings; give these, or delete it."
-        )
-    return begun
-
-
-@contextmanager
-def _nothing_left_behind(model: Path, learner: Learner) -> Iterator[None]:
-    """A first update that fails leaves no directory that it has made; one that is interrupted may be continued."""
-    new = not model.exists()
-    try:
-        yield
-    except (ValueError, OSError, FloatingPointError):
-        if new and not learner.tasks:
-            shutil.rmtree(model, ignore_errors=True)
-        raise
-
-
 def _describe(
-    learner: Learner, samples: Samples, model: Path, first: _First, data: Path, holdout: Path | None, as_json: bool
+    learner: Learner, samples: Samples, model: Path, first: First, data: Path, holdout: Path | None, as_json: bool
 ) -> None:
     from dlcft.forecasts import forecast
     from dlcft.pages import in_bytes, in_seconds
@@ -327,7 +262,7 @@ def _describe(
         print(f"{model}: {f'{learner.tasks} tasks learned' if learner.tasks else 'a new model'}")
         labels = len(set(samples.labels))
         print(f"would learn {len(samples)} samples of {labels} labels; new: {', '.join(new) or 'none'}", flush=True)
-    cost = forecast(_fresh, (model, first, data), samples=len(samples), tested=tested)
+    cost = forecast(unbound, (model, first, data), samples=len(samples), tested=tested)
     if as_json:
         facts = {"tasks": learner.tasks, "samples": len(samples), "new_labels": new}
         print(json.dumps(facts | cost.to_dict()))
@@ -335,13 +270,6 @@ def _describe(
     took = f"{in_seconds(cost.trial_seconds)} for a trial on {cost.trial_samples} samples"
     print(f"takes about {in_seconds(cost.seconds)} ({took})")
     print(f"needs about {in_bytes(cost.peak)} of memory, and {in_bytes(cost.bytes)} on disk for each version kept")
-
-
-def _fresh(model: Path, first: _First, data: Path) -> tuple[Learner, Samples]:
-    """The learner as an update finds it, bound to no directory, and what it would learn."""
-    current = _current(model)
-    learner = _open_or_create(model, *first) if current is None else _open(model, current.number)
-    return learner, learner.samples(data)
 
 
 def _write_page(done: Update, learner: Learner, model: Path, page: Path | None) -> str | None:

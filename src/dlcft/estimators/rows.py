@@ -226,7 +226,8 @@ class Tape:
 def find_layers(network: nn.Module, trainable: Collection[str], max_factor: int) -> dict[str, Layer]:
     """The linear and convolutional layers whose weights are among `trainable`, by name.
 
-    Layers that share a weight, and those with more inputs or outputs than `max_factor`, are left out with a log line.
+    Layers that share a weight, those with more inputs or outputs than `max_factor`, and those of a class that computes
+    something else with its weight, are left out with a log line.
     """
     owners: dict[int, int] = {}
     for _, p in network.named_parameters(remove_duplicate=False):
@@ -239,9 +240,19 @@ def find_layers(network: nn.Module, trainable: Collection[str], max_factor: int)
             log.info("%s shares a weight with another layer: treated parameter by parameter", name)
         elif max(module.weight[0].numel() + 1, len(module.weight)) > max_factor:
             log.info("%s is wider than max_factor=%d: treated parameter by parameter", name, max_factor)
+        elif not _computes_as_usual(module):
+            log.info("%s (%s) has a forward of its own: treated parameter by parameter", name, type(module).__name__)
         else:
             layers[name] = module
     return layers
+
+
+def _computes_as_usual(layer: Layer) -> bool:
+    """Whether its class leaves the output to torch: others pad or normalise on the way, and rows would be wrong."""
+    own = type(layer)
+    kind = next(kind for kind in (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d) if isinstance(layer, kind))
+    names = ("forward", "_conv_forward")
+    return all(getattr(own, name, None) is getattr(kind, name, None) for name in names)
 
 
 @contextmanager

@@ -41,19 +41,58 @@ def accuracy_share(features: int, samples: int) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Origin:
-    """What the ridge pulls to, and what is answered while there is no data: a head that was adopted.
+    """What the ridge pulls to, and what is answered as long as nothing was learned: a head that was adopted.
 
     Attributes:
         weight: V0, outputs × features, of the first columns; later ones start from zero.
         bias: used only as long as nothing was learned.
+        counts: the weight of the samples of each output that came with it; zeros without any.
     """
 
     weight: Tensor
     bias: Tensor
+    counts: Tensor
 
     def state(self) -> State:
         """Tensors, and a header that JSON can hold."""
-        return {"weight": self.weight, "bias": self.bias}, {}
+        return {"weight": self.weight, "bias": self.bias, "counts": self.counts}, {}
+
+    def is_all(self, sums: RidgeSums | None) -> bool:
+        """Whether nothing was learned beside it."""
+        if sums is None:
+            return True
+        counts = torch.cat([self.counts, self.counts.new_zeros(max(0, sums.classes - len(self.counts)))])
+        return torch.allclose(sums.grow(len(counts)).counts, counts.to(sums.counts))
+
+    def answers(self, outputs: int) -> tuple[Tensor, Tensor]:
+        """Its weight and bias, zero for outputs that have come and gone."""
+        more = outputs - len(self.weight)
+        weight = torch.cat([self.weight, self.weight.new_zeros(more, self.weight.shape[1])])
+        return weight, torch.cat([self.bias, self.bias.new_zeros(more)])
+
+    def supposed(self, sums: RidgeSums, scale: float) -> RidgeSums:
+        """The sums, and for outputs of this head without a sample those of Gaussians that fit to it.
+
+        A linear head with weights w_c is the best for Gaussian classes of a common covariance Σ if their means are
+        `m + g Σ w_c` (linear discriminant analysis). Σ and m are those of the data that there is; g is such that the
+        head is ahead by α at these means.
+        """
+        seen = sums.counts > 0
+        missing = [c for c in range(len(self.weight)) if not seen[c]]
+        if not missing or not bool(seen.any()):
+            return sums
+        means = sums.class_sums[seen] / sums.counts[seen, None]
+        within = sums.gram / sums.weight - means.T @ (means * (sums.counts[seen] / sums.weight)[:, None])
+        weight = self.weight[missing].to(within)
+        steps = weight @ within
+        gain = scale / float((steps * weight).sum(1).mean().clamp(min=1e-12))
+        placed = sums.class_sums.sum(0) / sums.weight + gain * steps
+        each = float(sums.counts[seen].mean())
+        counts, class_sums = sums.counts.clone(), sums.class_sums.clone()
+        counts[missing], class_sums[missing] = each, each * placed
+        gram = sums.gram + each * (len(missing) * within + placed.T @ placed)
+        per_class = sums.samples / int(seen.sum())
+        return RidgeSums(counts, class_sums, gram, sums.samples + round(per_class * len(missing)))
 
 
 @dataclass(eq=False)
@@ -171,15 +210,16 @@ class Ridge(Method):
         return fit
 
     def _solve(self, sums: RidgeSums | None) -> tuple[Tensor, Tensor]:
-        if sums is None or not sums.samples:
-            if self.origin is not None:
-                return self.origin.weight, self.origin.bias
-            assert sums is not None
+        outputs = sum(len(columns) for columns in self.columns.values())
+        if self.origin is not None and self.origin.is_all(sums):
+            return self.origin.answers(outputs)
+        assert sums is not None
+        if not sums.samples:
             return sums.class_sums, sums.counts  # all that was learned has been forgotten: zeros
         options: dict[str, Any] = {"balance": self.balance, "scale": self.scale}
         if self.origin is not None:
-            more = sums.classes - len(self.origin.weight)
-            options["start"] = torch.cat([self.origin.weight, self.origin.weight.new_zeros(more, sums.features)])
+            sums = self.origin.supposed(sums.grow(outputs), self.scale)
+            options["start"] = self.origin.answers(outputs)[0]
         ridge = self.ridge
         if ridge is None:
             ridge = accuracy_share(sums.features, sums.samples) * sums.choose_ridge(**options)

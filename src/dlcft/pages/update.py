@@ -65,7 +65,7 @@ def _tiles(done: Update) -> list[tuple[str, str, str]]:
 
 
 def _labels(done: Update) -> list[dict[str, Any]]:
-    """Every label that was learned or tested; those that lost most first, then the least accurate."""
+    """Every label that was learned or tested: those that lost most, the least accurate, and last what is not known."""
     new, lost = {str(label) for label in done.new_labels}, Counter(flip.label for flip in done.flipped)
     rows: list[dict[str, Any]] = []
     for name in sorted({*done.learned, *done.per_class}):
@@ -75,6 +75,7 @@ def _labels(done: Update) -> list[dict[str, Any]]:
             {
                 "name": name,
                 "new": name in new,
+                "unknown": name not in done.learned and name not in done.per_class_before,
                 "learned": done.learned.get(name, 0),
                 "total": total,
                 "right": right,
@@ -84,7 +85,7 @@ def _labels(done: Update) -> list[dict[str, Any]]:
         )
     tested = [row for row in rows if row["total"]]
     change = {row["name"]: (row["right"] - (row["before"] or row["right"])) / row["total"] for row in tested}
-    tested.sort(key=lambda row: (change[row["name"]], row["right"] / row["total"], row["name"]))
+    tested.sort(key=lambda row: (row["unknown"], change[row["name"]], row["right"] / row["total"], row["name"]))
     return tested + [row for row in rows if not row["total"]]
 
 
@@ -101,7 +102,7 @@ def _accuracy(rows: Sequence[dict[str, Any]]) -> str:
             if row["before"] is not None:
                 before = 100 * row["before"] / row["total"]
                 axes.plot([before, before], [place - 0.42, place + 0.42], color=INK, linewidth=2)
-            words = f"{row['right']} of {row['total']}{', new' if row['new'] else ''}"
+            words = "not known" if row["unknown"] else f"{row['right']} of {row['total']}{', new' * row['new']}"
             axes.annotate(words, (1.02, place), xycoords=("axes fraction", "data"), va="center")
         axes.set_yticks(range(len(rows)), names)
         axes.set_ylim(len(rows) - 0.4, -0.6)
@@ -171,6 +172,8 @@ def _over_updates(
             axes.axhline(0, color=INK, linewidth=0.7, alpha=0.6)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=10))
         axes.set_xlim(0.7, last + 0.3)
+        if identity == "accuracies":
+            axes.set_ylim(0, 103)
         axes.margins(y=0.15)
         axes.set_xlabel("update")
         axes.set_ylabel(axis)

@@ -1,0 +1,126 @@
+"""How commands open a model directory, or make one."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dlcft.data import Samples
+    from dlcft.learner import Learner
+
+
+@dataclass(frozen=True)
+class First:
+    """What is given at the first update: see `dlcft update --help`."""
+
+    backbone: str | None = None
+    weights: str | None = None
+    method: str | None = None
+    train: list[str] | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    def given(self) -> list[str]:
+        """The options that were given."""
+        options: dict[str, Any] = {"--backbone": self.backbone, "--weights": self.weights, "--method": self.method}
+        options |= {"--train": self.train, "--set": self.settings or None}
+        return [name for name, value in options.items() if value is not None]
+
+
+def open_store(model: Path) -> Any:
+    """The versions of a model.
+
+    Raises:
+        ValueError: when there is none.
+    """
+    from dlcft.checkpoint import Store
+
+    store = Store(model)
+    if store.current is None:
+        raise ValueError(f"{model} holds no model; dlcft update --model {model} --data … makes one.")
+    return store
+
+
+def open_learner(model: Path, version: int | None = None) -> Learner:
+    """The learner that a directory holds; with a version, bound to no directory.
+
+    Raises:
+        ValueError: when there is none, or it does not say how its backbone is made.
+    """
+    rebuild = open_store(model).current.header["notes"].get("backbone")
+    if rebuild is None:
+        raise ValueError(
+            f"{model} was saved from Python and does not say how its backbone is made; load it there, or give "
+            "dlcft update --backbone once."
+        )
+    return _loaded(model, rebuild, version)
+
+
+def open_or_create(model: Path, first: First, *, bound: bool = True) -> Learner:
+    """The learner that a directory holds, or a new one; bound to that directory, or to none.
+
+    Raises:
+        ValueError: when what is for the first update is given again.
+    """
+    from dlcft.checkpoint import Store
+
+    current = Store(model).current
+    if current is None or not current.header["tasks"]:
+        return _new(model, first, begun=current is not None)
+    version, given = None if bound else current.number, first.given()
+    if current.header["notes"].get("backbone") is None and first.backbone and set(given) <= {"--backbone", "--weights"}:
+        learner = _loaded(model, {"name": first.backbone, "weights": first.weights}, version)
+        learner.notes["backbone"] = {"name": first.backbone, "weights": first.weights}
+        return learner
+    if given:
+        raise ValueError(f"{given[0]} is for the first update; {model} has its own already.")
+    return open_learner(model, version)
+
+
+def _new(model: Path, first: First, *, begun: bool) -> Learner:
+    from dlcft.bench.backbones import load_backbone
+    from dlcft.learner import Learner
+
+    found, method = load_backbone(first.backbone or "shipped", weights=first.weights), first.method or "dlcft-exact"
+    reading: dict[str, Any] = {"preprocess": found.preprocess, "tokenizer": found.tokenizer}
+    learner = Learner(found.module, method, train=first.train, **reading, **first.settings)
+    learner.notes |= {"backbone": found.rebuild, "method": method, "train": first.train}
+    if not begun:
+        return learner
+    # a first update was killed: the same command goes on with it
+    known = open_learner(model)
+    if (known.recipe, known.notes) != (learner.recipe, learner.notes):
+        raise ValueError(
+            f"{model} holds a first update that was interrupted, with other settings; give these, or delete it."
+        )
+    return known
+
+
+def _loaded(model: Path, rebuild: dict[str, Any], version: int | None) -> Learner:
+    from dlcft.bench.backbones import load_backbone
+    from dlcft.learner import Learner
+
+    found = load_backbone(**rebuild)
+    return Learner.load(model, found.module, version=version, tokenizer=found.tokenizer)
+
+
+@contextmanager
+def nothing_left_behind(model: Path, learner: Learner) -> Iterator[None]:
+    """A first update that fails leaves no directory that it has made; one that is interrupted may be continued."""
+    new = not model.exists()
+    try:
+        yield
+    except (ValueError, OSError, FloatingPointError):
+        if new and not learner.tasks:
+            shutil.rmtree(model, ignore_errors=True)
+        raise
+
+
+def unbound(model: Path, first: First, data: Path) -> tuple[Learner, Samples]:
+    """The learner as an update finds it, bound to no directory, and what it would learn."""
+    learner = open_or_create(model, first, bound=False)
+    return learner, learner.samples(data)
