@@ -26,7 +26,9 @@ demo: $(INSTALLED)
 test: lint
 	$(BIN)/python -m pytest
 
+# without the extra, what needs it is skipped
 test-slow: setup
+	-$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,architectures]'
 	$(BIN)/python -m pytest -m slow
 
 lint: setup

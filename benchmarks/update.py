@@ -13,6 +13,7 @@ the end of the last task, Python and torch included; disk is one version.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -116,6 +117,9 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8, help="images a step")
     parser.add_argument("--networks", nargs="*", choices=NETWORKS, default=list(NETWORKS))
     options = parser.parse_args()
+    if importlib.util.find_spec("timm") is None:
+        print("benchmarks/update.py needs timm: left out")
+        return
     size = 64 if options.quick else options.size
     for network_name in ["ResNet-18"] if options.quick else options.networks:
         name, last = NETWORKS[network_name]
