@@ -34,8 +34,8 @@ TITLES = {
 TURNED = Experiment(dataset="digits", scenario="data-il", tasks=3, turn=40.0, per_class=40)
 NEW_CLASSES = Experiment(dataset="digits", scenario="class-il", tasks=5, per_class=40)
 BATCH_SIZE, BUFFER = 16, 50
-# A task is ten to twenty steps, in which a head that starts at zero hardly moves at the recipes' learning rates. So many
-# times them did better on held-out training images of another seed (docs/experiment-log.md); more diverged.
+# A task is ten to twenty steps, in which a head from zero hardly moves at the recipes' learning rates. These multiples
+# did better on held-out training images of another seed (docs/experiment-log.md); ten times diverged with SGD.
 FASTER = {"sgd": 3, "adam": 10}
 TANGENT_FEATURES, RANDOM_FEATURES = 1024, 1024  # more than twice the 400 images; solving takes their cube
 MOST_JOBS = 4  # a process takes about a gigabyte
@@ -70,8 +70,7 @@ def demonstrate(
         out: the folder of results.
         epochs: passes over a task, for methods that are trained.
         seed: of everything random.
-        jobs: how many methods at once, each with its share of the cores: small batches gain little from threads. By
-            default one a core, four at most.
+        jobs: how many methods at once, each with its share of the cores; by default one a core, four at most.
         report: called with a line after each method, or after each task if they run one after another.
     """
     planned = list(experiments(epochs, seed))
