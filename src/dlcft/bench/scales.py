@@ -24,15 +24,15 @@ class Choice:
 
 OPEN_CHOICES: dict[str, Choice] = {
     "epochs": Choice(
-        {"smoke": {}, "mini": {"data-100": 10}, "paper": {"data-100": 50}},
-        "Not given. 1 (smoke), 5 (mini), 20 (paper) a task; more where a task is small, so that it has enough steps. "
-        "Each result says whether training had converged.",
+        {"smoke": 1, "mini": 5, "mini, data-100": 10, "paper": 20, "paper, data-100": 50},
+        "Not given. More where a task is small, so that it has enough steps. Each result says whether training had "
+        "converged.",
     ),
     "batch_size": Choice(32, "Not given. Small, because a task of 100 has 500 images."),
     "schedule": Choice("constant", "The paper says 'initial' learning rate and no schedule."),
     "strength": Choice(
         {"lwf": 1.0, "ewc": 1.0, "mas": 1.0, "osla": 1.0},
-        "λ is not given. 1 is what Laplace's approximation asks for; tuning replaces it, see `tuning.TUNING`.",
+        "λ is not given. 1 is what Laplace's approximation asks for; `--tune` replaces it.",
     ),
     "temperature": Choice(2.0, "Of LwF, not given; that of LwF's own paper."),
     "der": Choice(
@@ -66,7 +66,6 @@ OPEN_CHOICES: dict[str, Choice] = {
         "would keep the cross-entropy from its minimum at infinity.",
     ),
 }
-_EPOCHS = {"smoke": 1, "mini": 5, "paper": 20}
 
 
 @dataclass(frozen=True)
@@ -152,7 +151,7 @@ def open_settings(method: str, stream: str, scale: str) -> dict[str, Any]:
     if recipe.method == "ridge":
         return {}
     settings = {name: value[name] for name in ("batch_size", "schedule")}
-    settings["epochs"] = value["epochs"][scale].get(stream, _EPOCHS[scale])
+    settings["epochs"] = value["epochs"].get(f"{scale}, {stream}", value["epochs"][scale])
     settings |= value["der"].get(method, {})
     if method in value["strength"]:
         settings["strength"] = value["strength"][method]
