@@ -197,6 +197,18 @@ def test_the_page_links_every_number_to_what_is_behind_it(mini):
     assert "https:" not in page
 
 
+def test_a_damaged_spectrum_is_named_and_left_out(tmp_path, mini):
+    whole = mini[1][0]
+    for name in (whole.spectrum.file, f"copy/{whole.spectrum.file}"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(json.dumps(whole.to_dict()))
+    (tmp_path / "spectrum-broken.json").write_text("{}")
+    foreign = []
+    assert read_traces(tmp_path, foreign=foreign) == [whole]
+    assert [sum(word in sentence for sentence in foreign) for word in ("no spectrum file", "repeats")] == [1, 1]
+    assert read_results(tmp_path) == []
+
+
 def test_spectra_alone_make_a_report(mini):
     assert "Largest eigenvalue" in to_html([], traces=mini[1])
     assert "| mlp on digits, mse, seed 1, 60.0 epochs |" in to_markdown([], traces=mini[1])

@@ -168,9 +168,9 @@ def report(
     logging.getLogger("dlcft").setLevel(logging.ERROR)  # what is foreign is told below, in a few lines
     foreign: list[str] = []
     results = reports.read_results(runs, foreign=foreign)
+    traces = reports.read_traces(runs, foreign=foreign)
     for sentence in [*foreign[:3], *([f"and {len(foreign) - 3} more."] if len(foreign) > 3 else [])]:
         print(f"dlcft: {sentence}", file=sys.stderr)
-    traces = reports.read_traces(runs)
     if not results and not traces:
         raise ValueError(f"{runs} holds no results; dlcft run, dlcft reproduce and dlcft demo write some.")
     more: dict[str, Any] = {"traces": traces, "tuned": reports.read_tuned(runs)}

@@ -7,10 +7,10 @@ import json
 import logging
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from dlcft import metrics
 from dlcft.bench.experiment import Experiment, Result
@@ -19,6 +19,7 @@ from dlcft.bench.tuning import FOLDER, PREFIX
 from dlcft.recipes import RECIPES, Recipe
 
 _log = logging.getLogger(__name__)
+Made = TypeVar("Made")
 
 # What differs between the rows of one section; every other field of an experiment is a condition that they share.
 _MEASURED = ("evaluate_every", "knn")  # what is looked at, which changes nothing in the end
@@ -124,38 +125,55 @@ def read_results(folder: Path, *, foreign: list[str] | None = None) -> list[Resu
     Raises:
         ValueError: when there is no such folder.
     """
+    paths = [path for path in _files(folder) if not path.name.startswith((PREFIX, SPECTRUM_PREFIX))]
+    return _read_all(paths, lambda path: _checked(Result.read(path), path), _identity, foreign)
+
+
+def read_traces(folder: Path, *, foreign: list[str] | None = None) -> list[Trace]:
+    """All curves of eigenvalues in a folder and below it.
+
+    Args:
+        folder: where `spectrum.trace` wrote.
+        foreign: see `read_results`.
+
+    Raises:
+        ValueError: when there is no such folder.
+    """
+    paths = [path for path in _files(folder) if path.name.startswith(SPECTRUM_PREFIX)]
+    return _read_all(paths, Trace.read, lambda trace: trace.spectrum.key, foreign)
+
+
+def _files(folder: Path) -> list[Path]:
     if not folder.is_dir():
         raise ValueError(f"{folder} is no folder; give the one that the results were written to.")
-    found: dict[str, tuple[Path, Result]] = {}
-    sentences = []
+    found = []
     for path in sorted(folder.rglob("*.json")):
         parts = path.relative_to(folder).parts
-        if any(part.startswith(".") for part in parts) or FOLDER in parts[:-1] or not path.is_file():
-            continue
-        if path.name.startswith((PREFIX, SPECTRUM_PREFIX)):
-            continue
+        if path.is_file() and FOLDER not in parts[:-1] and not any(part.startswith(".") for part in parts):
+            found.append(path)
+    return found
+
+
+def _read_all(
+    paths: Iterable[Path], read: Callable[[Path], Made], identity: Callable[[Made], str], foreign: list[str] | None
+) -> list[Made]:
+    """What the files hold, each thing once."""
+    found: dict[str, tuple[Path, Made]] = {}
+    sentences = []
+    for path in paths:
         try:
-            result = _checked(Result.read(path), path)
+            made = read(path)
         except (ValueError, OSError) as error:
             sentences.append(str(error) if str(path) in str(error) else f"{path} cannot be read: {error}")
             continue
-        first, _ = found.setdefault(_identity(result), (path, result))
+        first, _ = found.setdefault(identity(made), (path, made))
         if first != path:
             sentences.append(f"{path} repeats {first} and is left out.")
     for sentence in sentences:
         _log.warning(sentence)
     if foreign is not None:
         foreign += sentences
-    return [result for _, result in found.values()]
-
-
-def read_traces(folder: Path) -> list[Trace]:
-    """All curves of eigenvalues in a folder and below it.
-
-    Raises:
-        ValueError: when a file of that name is none.
-    """
-    return [Trace.read(path) for path in sorted(folder.rglob(f"{SPECTRUM_PREFIX}*.json"))]
+    return [made for _, made in found.values()]
 
 
 def summarise(results: Iterable[Result]) -> list[Row]:
