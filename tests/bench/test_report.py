@@ -199,6 +199,8 @@ def test_settings_that_all_share_are_told_once():
     assert common_settings([*rows, *other]) == {"epochs": 3}
     assert own_settings(other[0], [*rows, *other]) == "strength=7.0"
     assert own_settings(other[0], other) == "epochs=3, strength=7.0"
+    heads = [made(replace(NEW_CLASSES, method="none-linear", settings=one), 0.5) for one in ({}, {"head": "zero"})]
+    assert common_settings(summarise([*heads, made(replace(NEW_CLASSES, settings={"head": "zero"}), 0.5)])) == {}
 
 
 def test_what_is_looked_at_is_no_condition():

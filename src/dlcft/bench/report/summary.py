@@ -222,12 +222,14 @@ def conditions(row: Row) -> str:
 
 
 def common_settings(section: Sequence[Row]) -> dict[str, Any]:
-    """What all rows of a section that have a setting have set it to, if these are at least two."""
-    values: dict[str, list[Any]] = {}
-    for row in section:
-        for name, value in row.experiment.settings.items():
-            values.setdefault(name, []).append(value)
-    return {name: some[0] for name, some in sorted(values.items()) if len(some) > 1 and len(set(map(repr, some))) == 1}
+    """What at least two rows of a section have set to the same value, if no row of these methods has it otherwise."""
+    found = {}
+    for name in sorted({name for row in section for name in row.experiment.settings}):
+        methods = {row.experiment.method for row in section if name in row.experiment.settings}
+        rows = [row for row in section if row.experiment.method in methods]
+        if len(rows) > 1 and len({repr(row.experiment.settings.get(name)) for row in rows}) == 1:
+            found[name] = rows[0].experiment.settings[name]
+    return found
 
 
 def own_settings(row: Row, section: Sequence[Row]) -> str:
