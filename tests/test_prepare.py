@@ -127,3 +127,28 @@ def test_relu_to_leaky_replaces_a_shared_activation():
 def test_relu_to_leaky_refuses(network, slope, message):
     with pytest.raises(ValueError, match=message):
         relu_to_leaky(network, slope)
+
+
+class NormAndActivation(nn.BatchNorm2d):
+    """As other libraries have it: one module that normalises and activates."""
+
+    def forward(self, x):
+        return torch.tanh(super().forward(x))
+
+
+@pytest.mark.parametrize("merged", [True, False])
+def test_what_a_batchnorm_of_another_class_does_beside_stays(merged):
+    torch.manual_seed(0)
+    norm = NormAndActivation(3)
+    norm.running_mean.normal_()
+    norm.running_var.uniform_(0.5, 2)
+    nn.init.normal_(norm.weight)
+    nn.init.normal_(norm.bias)
+    between = [] if merged else [nn.MaxPool2d(2)]
+    network = nn.Sequential(nn.Conv2d(2, 3, 3), *between, norm, nn.Flatten()).double().eval()
+    x = torch.randn(4, 2, 6, 6, dtype=torch.float64)
+    folded = fold_batchnorm(network)
+    assert torch.allclose(folded(x), network(x))
+    assert not any(p.shape == (3,) for name, p in folded.named_parameters() if not name.startswith("0."))
+    images = torch.randn(2, 3, 4, 4, dtype=torch.float64)
+    assert torch.allclose(fold_batchnorm(norm)(images), norm(images))

@@ -70,3 +70,33 @@ def test_the_imagenet_network_folds_linearises_and_has_curvature(cifar):
     found = estimate("exact-tk", model, [(x, torch.arange(16) % 10)], ScaledMSE(), "h")
     assert len(found.curvature.blocks) == 6
     assert found.curvature.trace(model.params("h")) > 0
+
+
+def test_a_real_classifier_is_adopted_and_holds_its_classes(cifar):
+    """Eight classes as people train them; then four new ones twice, with ten old images a class and with none."""
+
+    def part(kind, classes, count=None):
+        chosen = torch.cat([(cifar[f"y_{kind}"] == label).nonzero()[:count, 0] for label in classes])
+        return cifar[f"x_{kind}"][chosen], cifar[f"y_{kind}"][chosen]
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(shipped_resnet18(), torch.nn.Linear(128, 8)).train()
+    x, y = part("train", range(8), 100)
+    optimizer = torch.optim.SGD(model.parameters(), 0.02, momentum=0.9, weight_decay=5e-4)
+    for _ in range(2):
+        for rows in torch.randperm(len(x)).split(64):
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(x[rows]), y[rows]).backward()
+            optimizer.step()
+    model.eval().requires_grad_(False)
+    old = part("test", range(8))
+    original = float((model(old[0]).argmax(1) == old[1]).double().mean())
+    assert original > 0.7
+    for each, kept in ((20, 0.8), (0, 0.5)):
+        sample = part("train", range(8), each) if each else None
+        learner = Learner.adopt(model, "1", list(range(8)), sample, "ridge", weight=100 / (each or 100))
+        assert abs(learner.evaluate(old)["accuracy"] - original) <= 0.01
+        for new in (range(8, 12), range(12, 16)):
+            learner.learn(part("train", new, 100))
+        assert learner.evaluate(old)["accuracy"] > kept * original
+        assert learner.evaluate(part("test", range(8, 16)))["accuracy"] > 0.5

@@ -88,8 +88,17 @@ def read_table(path: Path, columns: tuple[str, ...]) -> tuple[list[Any], ...]:
     """Columns of a .csv file with a header; `path` is relative to the file's folder. Labels are strings.
 
     Raises:
-        ValueError: when a column or value is missing.
+        ValueError: when it is no such file, or a column or value is missing.
     """
+    try:
+        return _read_table(path, columns)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not written in UTF-8 ({error.reason}); save it so.") from error
+    except csv.Error as error:
+        raise ValueError(f"cannot read {path} ({error}); give a .csv with a header.") from error
+
+
+def _read_table(path: Path, columns: tuple[str, ...]) -> tuple[list[Any], ...]:
     found: tuple[list[Any], ...] = tuple([] for _ in columns)
     with path.open(newline="", encoding="utf-8-sig") as file:
         reader = csv.DictReader(file)

@@ -16,8 +16,9 @@ from torch.nn.utils.parametrize import is_parametrized
 def fold_batchnorm(module: nn.Module) -> nn.Module:
     """A copy in which no BatchNorm is left and, in evaluation mode, every output is the same.
 
-    One that directly follows a convolution or linear layer is merged into it. Any other becomes a frozen affine map.
-    What follows what is read off a symbolic trace; parts that cannot be traced are looked at piece by piece.
+    One that directly follows a convolution or linear layer is merged into it. Any other becomes a frozen affine map. Of
+    a class that does more than to normalise, such as to apply an activation too, the rest stays. What follows what is
+    read off a symbolic trace; parts that cannot be traced are looked at piece by piece.
 
     Raises:
         ValueError: when a BatchNorm has no running statistics.
@@ -27,18 +28,38 @@ def fold_batchnorm(module: nn.Module) -> nn.Module:
         if isinstance(norm, _BatchNorm):
             require_statistics(name, norm)
     if isinstance(folded, _BatchNorm):
-        return FrozenAffine.of(folded)
+        return _frozen(folded)
+    merged = set()
     for layer_name, norm_name in list(_norm_pairs(folded)):
         norm = folded.get_submodule(norm_name)
         assert isinstance(norm, _BatchNorm)
         layer = folded.get_submodule(layer_name)
         trainable = any(p.requires_grad for p in (*layer.parameters(), *norm.parameters()))
         folded.set_submodule(layer_name, _fuse(layer, norm).requires_grad_(trainable))
-        folded.set_submodule(norm_name, nn.Identity())
+        folded.set_submodule(norm_name, _what_follows(norm))
+        merged.add(norm_name)
     for name, norm in list(folded.named_modules()):
-        if isinstance(norm, _BatchNorm):
-            folded.set_submodule(name, FrozenAffine.of(norm))
+        if isinstance(norm, _BatchNorm) and name not in merged:
+            folded.set_submodule(name, _frozen(norm))
     return folded.train(module.training)
+
+
+def _frozen(norm: _BatchNorm) -> nn.Module:
+    affine, rest = FrozenAffine.of(norm), _what_follows(norm)
+    return affine if isinstance(rest, nn.Identity) else nn.Sequential(affine, rest)
+
+
+def _what_follows(norm: _BatchNorm) -> nn.Module:
+    """What is left of a BatchNorm once its map is merged elsewhere: nothing, unless its class does more than that."""
+    if type(norm).forward in (_BatchNorm.forward, nn.SyncBatchNorm.forward):
+        return nn.Identity()
+    rest = copy.deepcopy(norm)
+    assert rest.running_mean is not None
+    assert rest.running_var is not None
+    rest.weight = rest.bias = None  # type: ignore[assignment]
+    rest.running_mean.zero_()
+    rest.running_var.fill_(1 - rest.eps)
+    return rest
 
 
 class FrozenAffine(nn.Module):
@@ -100,10 +121,17 @@ def relu_to_leaky(module: nn.Module, slope: float = 0.1) -> nn.Module:
 _RELU_FUNCTIONS = (torch.relu, torch.relu_, nn.functional.relu, nn.functional.relu_, "relu", "relu_")
 
 
+class _Tracer(torch.fx.Tracer):
+    """Looks into every module that is not torch's own, BatchNorms of any class excepted."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return isinstance(m, _BatchNorm) or super().is_leaf_module(m, module_qualified_name)
+
+
 def _traces(module: nn.Module, name: str = "") -> Iterator[tuple[str, torch.fx.Graph]]:
     """Symbolic graphs that cover as much of a network as can be traced, with the prefix of each."""
     try:
-        yield name, torch.fx.Tracer().trace(module)
+        yield name, _Tracer().trace(module)
     except (
         torch.fx.proxy.TraceError,
         TypeError,

@@ -119,10 +119,13 @@ def update(
         resume: see `Learner.learn`.
 
     Raises:
-        ValueError: when a gate is given without held-out samples.
+        ValueError: when a gate is given without held-out samples, or is no share.
     """
     if holdout is None and (max_drop is not None or max_flips is not None):
         raise ValueError("max_drop and max_flips need holdout samples to be measured on.")
+    for name, limit in (("max_drop", max_drop), ("max_flips", max_flips)):
+        if limit is not None and not 0 <= limit <= 1:
+            raise ValueError(f"{name} is {limit}; it must lie between 0 and 1, such as 0.02.")
     place = learner.directory if directory is None else directory
     if place is None:
         raise ValueError("directory is not given, and this learner was neither saved nor loaded before.")

@@ -142,6 +142,8 @@ def predict(
     """
     positive("--top", top)
     positive("--batch-size", batch_size)
+    if out is not None and (out.is_dir() or not out.parent.is_dir()):
+        raise ValueError(f"--out is {out}; it must be a file in a folder that exists.")
     learner = open_learner(model)
     what = learner.inputs(inputs)
     top = min(top, len(learner.labels()))
@@ -280,8 +282,9 @@ def _write_page(done: Update, learner: Learner, model: Path, page: Path | None) 
 
     backbone, method = learner.notes["backbone"]["name"], learner.notes.get("method")
     origin = [("backbone", backbone), ("method", method), ("updates", str(learner.tasks)), ("dlcft", __version__)]
-    place = page or model.with_name(f"{model.resolve().name}-updates") / f"version-{done.version}.html"
-    text = to_html(done, model=model.resolve().name, origin=[(name, value) for name, value in origin if value])
+    home = model.resolve()
+    place = page or home.with_name(f"{home.name}-updates") / f"version-{done.version}.html"
+    text = to_html(done, model=home.name, origin=[(name, value) for name, value in origin if value])
     try:
         write_atomically(place, text)
     except OSError as error:
@@ -300,7 +303,7 @@ def _print_update(done: Update, model: Path) -> None:
         for label, (right, total) in done.per_class.items():
             print(f"  {label}: {right} of {total}")
     if done.flips is not None and done.drop is not None:
-        print(f"known labels: accuracy {-done.drop:+.2%}, turned from right to wrong {done.flips:.2%}")
+        print(f"known labels: accuracy {0.0 - done.drop:+.2%}, turned from right to wrong {done.flips:.2%}")
     from dlcft.pages import in_bytes
 
     removed = f", removed {', '.join(map(str, done.disk.removed))}" if done.disk.removed else ""

@@ -68,6 +68,8 @@ def open_or_create(model: Path, first: First, *, bound: bool = True) -> Learner:
     """
     from dlcft.checkpoint import Store
 
+    if model.exists() and not model.is_dir():
+        raise ValueError(f"--model is {model}, which is a file; a directory is needed, or a path where none is yet.")
     current = Store(model).current
     if current is None or not current.header["tasks"]:
         return _new(model, first, begun=current is not None)
