@@ -128,6 +128,7 @@ def main() -> None:
             cost = apart(measure, name, last, way, size, options.batch)
             ratio = f"{cost.learning / cost.plain:.2f}"
             rows.append([way, ratio, f"{cost.peak / 1e9:.1f}", f"{cost.state / 1e6:.0f}"])
+            print(network_name, *rows[-1], flush=True)
         header = ["", f"time, in {EPOCHS} epochs of plain fine-tuning", "peak memory, GB", "on disk, MB"]
         table(f"{network_name}, {IMAGES:,} images of {size}×{size}, batch {options.batch}", header, rows)
 
