@@ -71,12 +71,15 @@ def test_help_and_version():
         (["report", "--runs", "."], "holds no results"),
         (["pretrain", "--data", "mnistt", "--save", "x.safetensors"], "mnist"),
         (["update", "--model", "m", "--data", "nowhere"], "there is no file or folder"),
+        (["update", "--model", "a-file", "--data", "nowhere"], "which is a file; a directory is needed"),
         (["predict", "x", "--model", "nowhere"], "holds no model"),
+        (["predict", "x", "--model", "m", "--out", "nowhere/a.csv"], "a file in a folder that exists"),
         (["history", "--model", "nowhere"], "holds no model"),
         (["rollback", "--model", "nowhere"], "holds no model"),
     ],
 )
 def test_wrong_input_is_one_sentence_and_exit_code_2(arguments, words, tmp_path):
+    (tmp_path / "a-file").write_text("")
     done = dlcft(*arguments, cwd=tmp_path)
     said = " ".join((done.stdout + done.stderr).split())
     assert done.returncode == 2, said

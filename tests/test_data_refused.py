@@ -145,3 +145,9 @@ def test_without_pillow_a_sentence_says_so(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(ImportError, match="reading image files needs Pillow: pip install pillow"):
         read_image(tmp_path / "cat" / "0.png")
+
+
+def test_a_table_in_another_encoding(tmp_path):
+    (tmp_path / "a.csv").write_bytes("path,label\na.png,caf\xe9\n".encode("latin-1"))
+    with pytest.raises(ValueError, match=r"a\.csv is not written in UTF-8"):
+        Samples(tmp_path / "a.csv")

@@ -55,7 +55,29 @@ def test_a_gate_keeps_the_new_version_aside(learner):
 def test_gates_need_a_holdout(learner):
     with pytest.raises(ValueError, match="need holdout samples"):
         update(learner, data([0, 1]), max_drop=0.1)
+    for limit in (-0.1, 2.0, float("nan")):
+        with pytest.raises(ValueError, match=r"max_flips is .*; it must lie between 0 and 1"):
+            update(learner, data([0, 1]), holdout=data([0, 1]), max_flips=limit)
+    with pytest.raises(ValueError, match="neither saved nor loaded"):
+        update(make("dlcft-exact"), data([0, 1]))
     assert learner.tasks == 0
+
+
+def test_what_turned_wrong_and_what_changed_on_disk(learner):
+    x, y = data([0, 1], n=40)
+    holdout = data([0, 1], n=30, seed=9)
+    update(learner, (x, y), holdout=holdout)
+    spoiled = update(learner, (x.repeat(3, 1, 1, 1), 1 - y.repeat(3)), holdout=holdout, keep=1)
+    assert spoiled.learned == {"0": 60, "1": 60}
+    assert len(spoiled.flipped) == round(spoiled.flips * 30) > 15
+    flip = spoiled.flipped[0]
+    assert flip.label == str(int(holdout[1][int(flip.input)])) != flip.answer
+    assert spoiled.per_class_before == {"0": 15, "1": 15}
+    assert sum(count for _, _, count in spoiled.calibration) == 30
+    assert (spoiled.disk.removed, [row["version"] for row in spoiled.disk.kept]) == ([1, 2], [3])
+    assert spoiled.disk.written == spoiled.disk.kept[0]["bytes"] > 1000
+    assert [task["accuracy"] for task in spoiled.tasks] == [1.0, spoiled.accuracy]
+    assert spoiled.tasks[1]["predicted_increase"] == spoiled.predicted_increase > 1
 
 
 def test_one_version_kept_and_a_gate(learner):
