@@ -19,7 +19,7 @@ from dlcft.bench.planning import (
 )
 from dlcft.bench.reproduction import Forecast, choose, execute_all, noted, trials
 from dlcft.bench.spectrum import Spectrum, Trace, trace
-from dlcft.bench.tuning import FOLDER, LEARNING_RATES, TUNING, chosen_file, grid_of, read_chosen, tune, tunings
+from dlcft.bench.tuning import FOLDER, LEARNING_RATES, TUNING, chosen_file, grid_of, read_chosen, trial, tune, tunings
 from dlcft.checkpoint import Store
 from dlcft.recipes import RECIPES
 
@@ -109,6 +109,15 @@ def test_tuned_settings_take_effect():
     ]
 
 
+def test_a_choice_that_changes_nothing_changes_no_name():
+    (plain,) = (one for one in experiments("bwt", "smoke") if one.label == "EWC")
+    same = {variant(plain.experiment): {"strength": 1.0, "lr": RECIPES["ewc"].lr}}
+    assert [one.experiment for one in experiments("bwt", "smoke", tuned=same)] == [
+        one.experiment for one in experiments("bwt", "smoke")
+    ]
+    assert trial(plain.experiment, same[variant(plain.experiment)]) == trial(plain.experiment, {})
+
+
 def test_tuning(tmp_path):
     (planned,) = (one for one in experiments("data-il", "smoke") if one.label == "EWC" and "10 " in one.column)
     grid = grid_of(planned.experiment)
@@ -173,7 +182,7 @@ def test_tuning_and_running_several_at_once(tmp_path, monkeypatch):
     monkeypatch.setitem(LEARNING_RATES, "sgd", (1e-3,))
     kinds = tunings("bwt", "smoke", rows)
     assert len(kinds) == 1, "ridge has nothing to tune"
-    assert len(trials(kinds, tmp_path)) == 3
+    assert len(trials(kinds, tmp_path)) == 2, "what is tried of λ as it is serves for the learning rate as it is too"
     assert noted(kinds, tmp_path) == {}
     chosen = choose(kinds, tmp_path, jobs=1, report=lines.append)
     assert chosen == noted(kinds, tmp_path)

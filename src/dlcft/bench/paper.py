@@ -316,6 +316,13 @@ def variant(experiment: Experiment) -> str:
     return f"{stream}/{experiment.method}/{curvature}{head}"
 
 
+def with_choices(experiment: Experiment, chosen: Settings) -> Experiment:
+    """The experiment with chosen settings; the same one, by the same name, where they are as they were."""
+    recipe = RECIPES[experiment.method].with_settings(dict(experiment.settings))
+    changed = {name: value for name, value in chosen.items() if getattr(recipe, name) != value}
+    return replace(experiment, settings={**experiment.settings, **changed})
+
+
 def _spectra(name: str, scale: str, seed: int) -> list[Planned]:
     found = []
     for base in SCALES[scale].spectra:
@@ -337,6 +344,6 @@ def _planned(name: str, cell: Cell, scale: str, seed: int, tuned: Tuned) -> Plan
         settings.pop("buffer", None)  # it would change nothing but the experiment's name
     probed = cell.stream in _PROBED_STREAMS and any(row.alike(ROWS[other]) for other in _PROBED)
     plain = replace(base, method=row.method, seed=seed, knn=size.knn if probed else 0, settings=settings)
-    experiment = replace(plain, settings={**settings, **tuned.get(variant(plain), {})})
+    experiment = with_choices(plain, tuned.get(variant(plain), {}))
     weights = size.weights.get(cell.stream, (None, None))[recipe.linear or recipe.tangent_features > 0]
     return Planned(name, cell.label, cell.column, experiment, cell.metric, cell.paper, weights)

@@ -78,14 +78,15 @@ def noted(tunings: Mapping[str, Planned], out: Path) -> dict[str, dict[str, Any]
 
 def trials(tunings: Mapping[str, Planned], out: Path) -> list[Planned]:
     """The runs that `choose` has to do at most, as they are before anything is chosen."""
-    known, found = noted(tunings, out), []
+    known, found = noted(tunings, out), {}
     for planned in (planned for name, planned in tunings.items() if name not in known):
         base, grid = tuned_base(planned)
         for name, value in ((name, value) for name, values in grid.items() for value in values):
             one = trial(base, {name: value})
             if not (out / FOLDER / one.file).exists():
-                found.append(replace(planned, label=f"{planned.label}, tuning {name}={value}", experiment=one))
-    return found
+                label = f"{planned.label}, tuning {name}={value}"
+                found.setdefault(one.key, replace(planned, label=label, experiment=one))
+    return list(found.values())
 
 
 def tuned_base(planned: Planned) -> tuple[Experiment, Grid]:
@@ -97,7 +98,8 @@ def tuned_base(planned: Planned) -> tuple[Experiment, Grid]:
 def tuning_seconds(planned: Planned) -> float:
     """How long tuning usually takes."""
     base, grid = tuned_base(planned)
-    return sum(map(len, grid.values())) * usual_seconds(trial(base, {}))
+    # each setting is tried at the value of what was best so far, which is known, and at its others
+    return (1 + sum(len(values) - 1 for values in grid.values())) * usual_seconds(trial(base, {}))
 
 
 def execute_all(

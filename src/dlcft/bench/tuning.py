@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dlcft.bench.experiment import Experiment, run, write_atomically
-from dlcft.bench.paper import Planned, experiments, variant
+from dlcft.bench.paper import Planned, experiments, variant, with_choices
 from dlcft.recipes import RECIPES
 
 Grid = Mapping[str, Sequence[Any]]
@@ -55,8 +55,7 @@ def tunings(artefact: str, scale: str, only: Sequence[str] = ()) -> dict[str, Pl
 def trial(base: Experiment, settings: Mapping[str, Any]) -> Experiment:
     """What is run to judge settings of an experiment."""
     tasks = first_tasks(base.tasks)
-    changed = {**base.settings, **settings}
-    return replace(base, validate=True, first=tasks, evaluate_every=tasks, knn=0, settings=changed)
+    return replace(with_choices(base, settings), validate=True, first=tasks, evaluate_every=tasks, knn=0)
 
 
 def chosen_file(base: Experiment, out: Path) -> Path:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dlcft.bench.experiment import Experiment
-from dlcft.bench.paper import ARTEFACTS, SCALES, Metric, Tuned, cells
+from dlcft.bench.paper import ARTEFACTS, SCALES, Metric, Tuned, cells, variant
 from dlcft.bench.report.summary import Row, Spread, curve, probe
 from dlcft.bench.reproduction import noted
 from dlcft.bench.spectrum import Trace
@@ -144,18 +144,19 @@ def read_tuned(folder: Path) -> dict[str, dict[str, dict[str, object]]]:
 
 def _entries(scale: str, known: Mapping[str, Row], tuned: Tuned) -> dict[str, list[Entry]]:
     """Of every artefact, all cells, also of streams that the scale has not."""
-    keys: list[dict[tuple[str, str, str], str]] = []
-    for chosen in (tuned, {}):
-        planned = [one for one in cells("all", scale, 1, chosen) if isinstance(one.experiment, Experiment)]
-        keys.append({(one.artefact, one.label, one.column): one.experiment.key for one in planned})
-    best, usual = keys
+    planned = [
+        {(one.artefact, one.label, one.column): one.experiment for one in cells("all", scale, 1, chosen)}
+        for chosen in (tuned, {})
+    ]
     entries: dict[str, list[Entry]] = {}
     for name, artefact in ARTEFACTS.items():
         entries[name] = []
         for cell in artefact.cells:
-            place = (name, cell.label, cell.column)
-            row = known.get(best.get(place, ""), known.get(usual.get(place, "")))
-            was_tuned = row is not None and best[place] != usual[place] and row is known.get(best[place])
+            best, usual = (experiments.get((name, cell.label, cell.column)) for experiments in planned)
+            row, was_tuned = None, False
+            if isinstance(best, Experiment) and isinstance(usual, Experiment):
+                row = known.get(best.key, known.get(usual.key))
+                was_tuned = best.key in known and variant(usual) in tuned
             paper = None if scale == "smoke" else cell.paper
             entries[name].append(Entry(cell.label, cell.column, cell.metric, paper, row, was_tuned))
     return entries
