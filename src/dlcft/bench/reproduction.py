@@ -78,7 +78,8 @@ def noted(tunings: Mapping[str, Planned], out: Path) -> dict[str, dict[str, Any]
 
 def trials(tunings: Mapping[str, Planned], out: Path) -> list[Planned]:
     """The runs that `choose` has to do at most, as they are before anything is chosen."""
-    known, found = noted(tunings, out), {}
+    known = noted(tunings, out)
+    found: dict[str, Planned] = {}
     for planned in (planned for name, planned in tunings.items() if name not in known):
         base, grid = tuned_base(planned)
         for name, value in ((name, value) for name, values in grid.items() for value in values):
