@@ -46,7 +46,7 @@ def photograph(page: Path, picture: Path) -> None:
     browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     with sync_playwright() as playwright:
         opened = playwright.chromium.launch(executable_path=browser, args=["--no-sandbox"])
-        view = opened.new_page(viewport={"width": 1100, "height": 1010})
+        view = opened.new_page(viewport={"width": 1280, "height": 880})
         view.goto(page.as_uri())
         view.screenshot(path=picture)
         opened.close()
