@@ -58,6 +58,11 @@ ROWS: dict[str, tuple[str, Settings]] = {
     ),
 }
 
+# rows whose network is first trained on the images of so many classes, as a large first task would allow
+FIRST_CLASSES = {"dlcft-exact, network trained on 50 classes first": 50}
+ROWS |= {"dlcft-exact": ("dlcft-exact", {}), **{name: ("dlcft-exact", {}) for name in FIRST_CLASSES}}
+FIRST_TRAINING: Settings = {"epochs": 5, "lr": 1e-2, "schedule": "cosine", "augment": "crop4+flip"}
+
 
 def images(path: Path | None) -> tuple[Pair, Pair]:
     if path is None:
@@ -162,7 +167,13 @@ def main() -> None:
         if options.only and name not in options.only:
             continue
         start = time.perf_counter()
-        learner = Learner(backbone.module, method, preprocess=backbone.preprocess, **settings)
+        network = backbone.module
+        if name in FIRST_CLASSES:
+            tuner = Learner(network, "none", preprocess=backbone.preprocess, **FIRST_TRAINING)
+            some = train[1] < FIRST_CLASSES[name]
+            tuner.learn((train[0][some], train[1][some]))
+            network = tuner.trained_backbone
+        learner = Learner(network, method, preprocess=backbone.preprocess, **settings)
         learner.learn(train)
         learned = time.perf_counter() - start
         accuracy = learner.evaluate(held_out)["accuracy"]

@@ -398,3 +398,21 @@ def test_images_are_normalised_after_augmentation(name):
     learner._backbone.conv.register_forward_hook(lambda module, args, output: seen.append(args[0]))
     learner.learn((x.abs() + 1, y))
     assert float(torch.cat(seen).min()) == -2.0, "black, normalised"
+
+
+def test_a_trained_backbone_can_be_taken_elsewhere():
+    images = torch.randint(0, 256, (12, 3, 8, 8), dtype=torch.uint8), [0, 1, 2] * 4
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    preprocess = Preprocess(mean=(0.5, 0.4, 0.3), std=(0.2, 0.2, 0.2))
+    tuner = Learner(network, "none", preprocess=preprocess, epochs=2, batch_size=4, lr=0.1)
+    tuner.learn(images)
+    found = tuner.trained_backbone
+    assert not any(torch.equal(a, b) for a, b in zip(found.parameters(), network.parameters(), strict=True))
+    expected = tuner.model.features(tuner._reading(images[0]))
+    torch.testing.assert_close(found(preprocess(images[0])), expected, rtol=0, atol=0)
+    with torch.no_grad():
+        next(found.parameters()).zero_()
+    torch.testing.assert_close(tuner.model.features(tuner._reading(images[0])), expected, rtol=0, atol=0)
+    for method in ("dlcft", "ridge"):
+        with pytest.raises(ValueError, match="leaves the backbone as it was; those that train it are none, joint"):
+            _ = Learner(network, method).trained_backbone

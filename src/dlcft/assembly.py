@@ -61,6 +61,15 @@ def prepared(
     return copy.deepcopy(backbone).requires_grad_(recipe.method != "ridge")
 
 
+def as_given(backbone: nn.Module) -> nn.Module:
+    """A copy of a prepared backbone that takes images normalised already, as the one that it was made from."""
+    network = copy.deepcopy(backbone)
+    for key, hook in list(network._forward_pre_hooks.items()):
+        if isinstance(hook, _Normalise):
+            del network._forward_pre_hooks[key], network._forward_pre_hooks_with_kwargs[key]
+    return network
+
+
 @torch.no_grad()
 def first_features(backbone: nn.Module, x: Input) -> Tensor:
     """The backbone's features of a first batch.

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from dlcft.adoption import centred_head, fitted_scale, margin_scale, split_head
-from dlcft.assembly import fingerprint, first_features
+from dlcft.assembly import as_given, fingerprint, first_features
 from dlcft.checkpoint import CheckpointError
 from dlcft.classifier import Classifier, learned_state
 from dlcft.core import HEAD, LearnerCore
@@ -112,6 +112,19 @@ class Learner(LearnerCore):
             raise ValueError("nothing has been learned yet; call learn(data) first.")
         self.method.settle(self._model)
         return self._model
+
+    @property
+    def trained_backbone(self) -> nn.Module:
+        """A copy of the backbone as training has left it: to be given to another learner, or used anywhere else.
+
+        Raises:
+            ValueError: where the network itself is not trained: linearised and closed-form methods leave it as it was.
+        """
+        if self.recipe.linear or not self.method.trains:
+            others = (name for name, recipe in RECIPES.items() if not recipe.linear and recipe.method != "ridge")
+            trained = ", ".join(others)
+            raise ValueError(f"this method leaves the backbone as it was; those that train it are {trained}.")
+        return as_given(self.model.backbone).eval()
 
     def labels(self, head: str = HEAD) -> list[Label]:
         """The label names of a head, in the order of its outputs."""
