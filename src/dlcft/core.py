@@ -33,6 +33,7 @@ from dlcft.sources import Tokenizer
 from dlcft.training import Training, augmented
 
 HEAD = "main"
+_TOGETHER = 32  # samples whose features are looked at first: large images must not need more memory than learning them
 
 
 class LearnerCore:
@@ -133,8 +134,8 @@ class LearnerCore:
             return
         count = DIRECTION_SAMPLES if self.recipe.tangent_features and self.recipe.direction == "principal" else 1
         some = torch.linspace(0, len(samples) - 1, min(count, len(samples))).long()
-        z = first_features(self._backbone, to_device(samples.fetch(some), self.device, dtype=self._dtype))
-        self._assemble(z)
+        parts = (to_device(samples.fetch(few), self.device, dtype=self._dtype) for few in some.split(_TOGETHER))
+        self._assemble(torch.cat([first_features(self._backbone, x) for x in parts]))
 
     def _assemble(self, z: Tensor) -> None:
         model = assembled(self._backbone, self.recipe, z, self._train_choice, self.seed)
