@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from dlcft.bench.backbones import load_backbone
+from dlcft.bench.backbones.packages import Pooled
 from dlcft.images import Preprocess
 from tests.bench.photos import PHOTOS, features, rebuilt, sentence
 
@@ -301,3 +302,15 @@ def wrong():
     def test_an_error_inside_the_module_is_the_users_to_see(self):
         with pytest.raises(ModuleNotFoundError, match="absent_package"):
             load_backbone("needs_more:net")
+
+
+def test_the_mean_of_tokens_leaves_padding_out():
+    class Tokens(nn.Module):
+        def forward(self, ids, attention_mask=None, return_dict=False):
+            return {"last_hidden_state": ids[:, :, None].float().expand(-1, -1, 2)}
+
+    pooled = Pooled(Tokens(), mean=True)
+    ids = torch.tensor([[2, 4, 99], [1, 2, 3]])
+    mask = torch.tensor([[1, 1, 0], [1, 1, 1]])
+    assert pooled(ids=ids, attention_mask=mask).tolist() == [[3, 3], [2, 2]]
+    assert pooled(ids=ids).tolist() == [[35, 35], [2, 2]]
