@@ -40,21 +40,23 @@ Settings = dict[str, object]
 BATCH = 250
 SHARES = (0.04, 0.12, 0.25, 0.5, 1.0)  # of the largest sketch
 
+PRINCIPAL_FLIP: Settings = {"direction": "principal", "augment": "flip"}
 ROWS: dict[str, tuple[str, Settings]] = {
     "ridge on z": ("ridge", {}),
     "ranpac, 4,000": ("ranpac", {}),
     "ranpac, 4,000, flip": ("ranpac", {"augment": "flip"}),
-    "tangent 5,120, random direction": ("tangent", {"direction": "random"}),
-    "tangent 5,120, principal direction": ("tangent", {}),
-    "tangent 5,120, principal, last stage only": ("tangent", {"train": "layer4"}),
-    "tangent 1,000, flip": ("tangent", {"tangent_features": 1000, "augment": "flip"}),
-    "tangent 2,500, flip": ("tangent", {"tangent_features": 2500, "augment": "flip"}),
-    "tangent 5,120, flip": ("tangent", {"augment": "flip"}),
-    "tangent 10,000, flip": ("tangent", {"tangent_features": 10_000, "augment": "flip"}),
+    "tangent 5,120, random direction": ("tangent", {}),
+    "tangent 5,120, principal direction": ("tangent", {"direction": "principal"}),
+    "tangent 5,120, principal, last stage only": ("tangent", {"train": "layer4", "direction": "principal"}),
+    "tangent 1,000, flip": ("tangent", {"tangent_features": 1000, **PRINCIPAL_FLIP}),
+    "tangent 2,500, flip": ("tangent", {"tangent_features": 2500, **PRINCIPAL_FLIP}),
+    "tangent 5,120, flip": ("tangent", PRINCIPAL_FLIP),
+    "tangent 10,000, flip": ("tangent", {"tangent_features": 10_000, **PRINCIPAL_FLIP}),
     "tangent 4,096 + random 1,024, flip (dlcft-exact)": ("dlcft-exact", {"augment": "flip"}),
+    "the same, principal direction": ("dlcft-exact", PRINCIPAL_FLIP),
     "tangent 5,120 + random 2,000, flip": (
         "dlcft-exact",
-        {"augment": "flip", "tangent_features": 5120, "random_features": 2000},
+        {"tangent_features": 5120, "random_features": 2000, **PRINCIPAL_FLIP},
     ),
 }
 

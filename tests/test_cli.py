@@ -72,6 +72,7 @@ def test_help_and_version():
         (["pretrain", "--data", "mnistt", "--save", "x.safetensors"], "mnist"),
         (["update", "--model", "m", "--data", "nowhere"], "there is no file or folder"),
         (["update", "--model", "a-file", "--data", "nowhere"], "which is a file; a directory is needed"),
+        (["update", "--model", ".", "--data", "."], "which holds a-file and no model"),
         (["predict", "x", "--model", "nowhere"], "holds no model"),
         (["predict", "x", "--model", "m", "--out", "nowhere/a.csv"], "a file in a folder that exists"),
         (["history", "--model", "nowhere"], "holds no model"),
@@ -210,9 +211,9 @@ def test_texts(tmp_path):
     assert Path(facts["page"]).parent == tmp_path / "model-updates"
     assert json.loads(dlcft("evaluate", *model, "--data", holdout, "--json", cwd=tmp_path).stdout)["accuracy"] > 0.8
     asked = tmp_path / "asked.csv"
-    asked.write_text("text\nbug in a loop\n")
+    asked.write_text("text\nbug test loop\n")
     rows = list(csv.DictReader(dlcft("predict", asked, *model, cwd=tmp_path).stdout.splitlines()))
-    assert [(row["input"], row["label"]) for row in rows] == [("bug in a loop", "code")]
+    assert [(row["input"], row["label"]) for row in rows] == [("bug test loop", "code")]
     for arguments, words in (
         (["update", *model, "--data", pictures(tmp_path / "images", ["red"])], "this backbone reads texts"),
         (["predict", tmp_path / "images", *model], "this backbone reads texts"),
@@ -275,7 +276,7 @@ def test_a_model_that_was_adopted_in_python_goes_on_at_the_command_line(tmp_path
     data, more = pictures(tmp_path / "data", ["red", "green"]), pictures(tmp_path / "more", ["green", "blue"], seed=1)
     classifier = importlib.import_module("my_classifier").classifier()
     options = {"preprocess": Preprocess(size=(8, 8)), "tangent_features": 20, "random_features": 8}
-    Learner.adopt(classifier, "4", ["red", "green"], data, **options).save("model")
+    Learner.adopt(classifier, "4", ["green", "red"], data, **options).save("model")
     with pytest.raises(ValueError, match="dlcft update --backbone once"):
         run("update", "--model", "model", "--data", more)
     with pytest.raises(CheckpointError, match="give the same network"):

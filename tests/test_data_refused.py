@@ -94,6 +94,7 @@ BAD = [
     (lambda p: fetch([p / "notes.txt"] * 2), ValueError, r"cannot read the image file .*notes\.txt"),
     (lambda p: fetch([p / "wide.tif"] * 2), ValueError, r"wide\.tif \(an image of mode 'F' has pixels of 32 bits"),
     (lambda p: Samples(write_table(p, [], ("file", "class"))), ValueError, r"has the columns \['file', 'class'\]"),
+    (lambda p: Samples(write_table(p, [], ("path", "label", "label"))), ValueError, "the column label more than once"),
     (lambda p: Samples(write_table(p, [])), ValueError, "has a header only"),
     (lambda p: Samples(write_table(p, [("a.png", "")])), ValueError, "line 2 of .* has no label"),
     (lambda p: Samples(write_table(p, [("a.png", "cat")])), ValueError, r"there is no file or folder .*a\.png"),

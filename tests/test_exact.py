@@ -200,8 +200,30 @@ def test_tasks_may_count_the_same():
         learner.forget((X[:40], Y[:40]))
 
 
-def test_the_principal_direction_comes_from_the_first_task_and_stays():
+def test_after_all_was_forgotten_there_is_nothing_to_predict_for():
     learner = make()
+    learner.learn((X[:20], Y[:20]))
+    learner.forget((X[:20], Y[:20]))
+    learner.learn((X[20:], Y[20:]))
+    assert learner.predicted_increase() is None
+    learner.learn((X[:20], Y[:20]))
+    assert learner.predicted_increase() is not None
+
+
+def test_the_default_looks_at_no_data_but_in_its_sums():
+    learners = [make(), make()]
+    for learner, parts in zip(
+        learners, ([slice(0, 20), slice(20, None)], [slice(20, None), slice(0, 20)]), strict=True
+    ):
+        for part in parts:
+            learner.learn((X[part], Y[part]))
+    one, other = learners
+    order = [other.labels().index(label) for label in one.labels()]
+    assert torch.allclose(one.outputs(X), other.outputs(X)[:, order], rtol=0, atol=1e-5)
+
+
+def test_the_principal_direction_comes_from_the_first_task_and_stays():
+    learner = make(direction="principal")
     learner.learn((X[:20], Y[:20]))
     first = learner.model.backbone.directions.clone()
     learner.learn((X[20:], Y[20:]))

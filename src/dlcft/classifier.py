@@ -26,7 +26,7 @@ def call(network: nn.Module, x: Input) -> Any:
         return network(*x) if isinstance(x, tuple) else network(x)
     except torch.OutOfMemoryError:
         raise
-    except RuntimeError as error:
+    except (RuntimeError, IndexError) as error:
         got = ", ".join(f"{tuple(t.shape)} of {t.dtype}" for t in tree_leaves(x) if isinstance(t, Tensor))
         why = str(error).strip().splitlines()[0]
         raise ValueError(f"the network cannot take a batch {got}: {why}") from error

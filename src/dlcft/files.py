@@ -108,6 +108,9 @@ def _read_table(path: Path, columns: tuple[str, ...]) -> tuple[list[Any], ...]:
                 f"{path} holds texts, and this backbone reads images; take a text encoder (hf:NAME), or one of your "
                 "own with a tokenizer."
             )
+        repeated = [name for name in columns if (reader.fieldnames or ()).count(name) > 1]
+        if repeated:
+            raise ValueError(f"{path} has the column {repeated[0]} more than once; which one is meant cannot be told.")
         if missing:
             raise ValueError(
                 f"{path} has the columns {reader.fieldnames}; the columns {', '.join(columns)} are needed."

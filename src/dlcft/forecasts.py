@@ -26,7 +26,7 @@ class Forecast:
         seconds: to learn it, test it and solve what is solved.
         peak: bytes of memory.
         bytes: on disk, of one version.
-        trial_samples: how many samples the trial learned.
+        trial_samples: how many samples the trial looked at.
         trial_seconds: how long that took.
     """
 
@@ -56,7 +56,7 @@ def forecast(
     rates, trained, solves, state = apart(_try, open_learner, arguments)
     seconds = learning_seconds(rates, samples=samples, epochs=trained, solves=solves)
     seconds += tested * rates.testing * solves  # before, if there is a version before, and after
-    return Forecast(seconds, rates.peak, state, sum(_TRIAL), time.perf_counter() - started)
+    return Forecast(seconds, rates.peak, state, min(max(_TRIAL), samples), time.perf_counter() - started)
 
 
 def learning_seconds(rates: Rates, *, samples: int, epochs: int, solves: int) -> float:

@@ -379,6 +379,8 @@ class Learner(LearnerCore):
             batches = self._batches(samples, labels.indices(samples.labels), self.recipe.batch_size)
             logits = torch.cat([layer(first_features(self._backbone, x)).float().cpu() for x, _ in batches])
             factor = fitted_scale(logits, batches.y, self.recipe.scale)
+            if factor <= 0:
+                raise ValueError("the sample's labels contradict the classifier's answers; are `labels` in its order?")
         assert self._model is not None
         self._grow(HEAD, labels)
         own, (w, b) = self._model.head(HEAD), centred_head(layer)

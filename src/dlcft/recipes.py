@@ -55,7 +55,8 @@ class Recipe:
         temperature: of LwF.
         random_features: `relu(P z)` of the frozen features; closed-form methods only.
         tangent_features: of the sketched tangent space, see `TangentFeatures`; closed-form methods only.
-        direction: "principal" (of the first batch's features) or "random": the u of the tangent features.
+        direction: the u of the tangent features: "random", which looks at no data, or "principal" of the first batch's
+            features, about a point better, and from then on fixed.
         balanced: whether all classes shall weigh the same in closed form.
         ridge: strength relative to standardised features; None to choose it from the sums.
         batchnorm: "first" trains BatchNorm's statistics in the first task only, as the paper; "frozen" never.
@@ -92,7 +93,7 @@ class Recipe:
     temperature: float = 2.0
     random_features: int = 0
     tangent_features: int = 0
-    direction: str = "principal"
+    direction: str = "random"
     balanced: bool = False
     ridge: float | None = None
     batchnorm: str = "first"
@@ -204,7 +205,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "weigh_by": ("tasks", "samples"),
     "head": ("zero", "ridge"),
     "batchnorm": ("first", "frozen"),
-    "direction": ("principal", "random"),
+    "direction": ("random", "principal"),
 }
 
 _DEFAULTS: dict[str, Any] = {field.name: field.default for field in fields(Recipe)}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -165,7 +164,6 @@ def report(
     from dlcft.bench import report as reports
     from dlcft.bench.experiment import write_atomically
 
-    logging.getLogger("dlcft").setLevel(logging.ERROR)  # what is foreign is told below, in a few lines
     foreign: list[str] = []
     results = reports.read_results(runs, foreign=foreign)
     traces = reports.read_traces(runs, foreign=foreign)

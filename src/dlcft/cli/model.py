@@ -46,7 +46,7 @@ def update(
 ) -> None:
     """Learn a new batch of labelled data; the first update creates the directory.
 
-    Exit code 3 says that a gate was passed: the new version is kept, but not made current.
+    Exit code 3 says that a gate was exceeded: the new version is kept, but not made current.
 
     Example: dlcft update --model scenes --data january/ --backbone shipped
 
@@ -312,7 +312,7 @@ def _print_update(done: Update, model: Path) -> None:
     print(f"disk: wrote {in_bytes(done.disk.written)}; versions kept {kept}{removed}; {in_bytes(total)} in all")
     for sentence in done.gates:
         print(f"gate: {sentence}")
-    state = "is current" if done.accepted else "is kept, but a gate was passed: it is not current"
+    state = "is current" if done.accepted else "is kept, but exceeds a gate: it is not current"
     print(f"{model}: version {done.version} {state}")
 
 

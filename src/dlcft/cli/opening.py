@@ -71,6 +71,9 @@ def open_or_create(model: Path, first: First, *, bound: bool = True) -> Learner:
     if model.exists() and not model.is_dir():
         raise ValueError(f"--model is {model}, which is a file; a directory is needed, or a path where none is yet.")
     current = Store(model).current
+    strangers = sorted(entry.name for entry in model.iterdir() if entry.name != ".lock") if model.exists() else []
+    if current is None and strangers:
+        raise ValueError(f"--model is {model}, which holds {strangers[0]} and no model; an empty directory is needed.")
     if current is None or not current.header["tasks"]:
         return _new(model, first, begun=current is not None)
     version, given = None if bound else current.number, first.given()

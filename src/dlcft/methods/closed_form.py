@@ -176,7 +176,7 @@ class Ridge(Method):
 
     def predicted_increase(self) -> float | None:
         """Exactly by how much the last task has raised the mean loss of all data before it; None if unknown."""
-        if self.before is None or self.sums is None:
+        if self.before is None or self.sums is None or not self.before.samples:
             return None
         now, then = self._solution(self.sums), self._solution(self.before)
         return self.before.loss(*now, self.scale) - self.before.loss(*then, self.scale)

@@ -119,8 +119,8 @@ def read_results(folder: Path, *, foreign: list[str] | None = None) -> list[Resu
 
     Args:
         folder: where `experiment.run` wrote.
-        foreign: gets a sentence for each .json file that is no result, or that repeats one; they are left out, and
-            named in the log.
+        foreign: gets a sentence for each .json file that is no result, or that repeats one; they are left out. Without
+            this list the log names them.
 
     Raises:
         ValueError: when there is no such folder.
@@ -169,10 +169,11 @@ def _read_all(
         first, _ = found.setdefault(identity(made), (path, made))
         if first != path:
             sentences.append(f"{path} repeats {first} and is left out.")
-    for sentence in sentences:
-        _log.warning(sentence)
     if foreign is not None:
         foreign += sentences
+    else:
+        for sentence in sentences:
+            _log.warning(sentence)
     return [made for _, made in found.values()]
 
 
