@@ -104,9 +104,11 @@ def test_tuned_settings_take_effect():
     (plain,) = (one for one in experiments("data-il", "smoke") if one.label == "EWC" and "10 " in one.column)
     tuned = {variant(plain.experiment): {"strength": 7.0, "lr": 3e-3}}
     changed = [one.experiment for one in experiments("data-il", "smoke", tuned=tuned)]
-    assert [e for e in changed if e.settings.get("strength") == 7.0] == [
-        replace(plain.experiment, settings={**plain.experiment.settings, **tuned[variant(plain.experiment)]})
-    ]
+    found = [e for e in changed if e.settings.get("strength") == 7.0]
+    assert found[0] == replace(
+        plain.experiment, settings={**plain.experiment.settings, **tuned[variant(plain.experiment)]}
+    )
+    assert [(e.method, e.tasks) for e in found] == [("ewc", 2), ("ewc", 3)], "of both streams, and of no other method"
 
 
 def test_a_choice_that_changes_nothing_changes_no_name():
@@ -121,7 +123,7 @@ def test_a_choice_that_changes_nothing_changes_no_name():
 def test_tuning(tmp_path):
     (planned,) = (one for one in experiments("data-il", "smoke") if one.label == "EWC" and "10 " in one.column)
     grid = grid_of(planned.experiment)
-    assert [len(values) for values in grid.values()] == [6, 3]
+    assert [len(values) for values in grid.values()] == [3, 4]
     assert RECIPES["ewc"].lr in grid["lr"]
     lines = []
     small = {"strength": (1.0, 1e12), "lr": (1e-3,)}
@@ -150,8 +152,13 @@ def test_tuning(tmp_path):
 def test_what_is_tuned():
     found = tunings("data-il", "mini")
     assert not any(planned.label in ("ridge", "RanPAC", "dlcft-exact") for planned in found.values())
-    assert {planned.label for planned in found.values()} >= {"LwF", "EWC", "MAS", "OSLA", "DLCFT (K-FAC)", "Joint"}
+    assert {planned.label for planned in found.values()} >= {"LwF", "EWC", "MAS", "OSLA", "DLCFT (TK-FAC)", "Joint"}
     assert len({variant(planned.experiment) for planned in found.values()}) == len(found)
+    assert {planned.experiment.tasks for planned in found.values()} == {10}, "what is chosen there serves 100 tasks too"
+    # what is asked for does not change how it is tuned
+    kfac = tunings("ablation", "mini", ["DLCFT (K-FAC)"])
+    assert {planned.label for planned in kfac.values()} == {"DLCFT (TK-FAC)"}
+    assert all(found[name] == planned for name, planned in kfac.items() if name in found)
 
 
 def test_the_order_of_runs():

@@ -309,11 +309,9 @@ def execute(
 
 
 def variant(experiment: Experiment) -> str:
-    """What is tuned together: the stream, the method, its curvature and a head of another start, whatever the seed."""
-    stream = f"{experiment.dataset}/{experiment.scenario}/{experiment.tasks}"
-    curvature = RECIPES[experiment.method].with_settings(dict(experiment.settings)).curvature
+    """What is tuned together: a method in a scenario with one start of its head, whatever its curvature and stream."""
     head = f"/{experiment.settings['head']}" if "head" in experiment.settings else ""
-    return f"{stream}/{experiment.method}/{curvature}{head}"
+    return f"{experiment.dataset}/{experiment.scenario}/{experiment.method}{head}"
 
 
 def with_choices(experiment: Experiment, chosen: Settings) -> Experiment:

@@ -119,11 +119,12 @@ SCALES: dict[str, Scale] = {
         missing={"mit-4": "digits stand in for CIFAR-100 only."},
     ),
     "mini": Scale(
-        _streams(_MINI, replace(_MINI, tasks=100, evaluate_every=10)),
+        _streams(_MINI, replace(_MINI, tasks=100, evaluate_every=20), **{"data-10": replace(_MINI, evaluate_every=2)}),
         (
             Spectrum(epochs=60),
             Spectrum("seq-cifar100", network="shipped", per_class=20, epochs=20, lr=1e-4, points=12, samples=256),
         ),
+        knn=3,
         missing={
             "mit-4": "MIT-67's photos at 224 pixels through a whole ResNet-18 pre-trained on ImageNet-1k take a GPU; "
             "the shipped network is for 32 pixels. Scale paper has it."

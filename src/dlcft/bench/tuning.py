@@ -20,11 +20,14 @@ Grid = Mapping[str, Sequence[Any]]
 
 FOLDER = "tuning"  # among the results
 PREFIX = "tuned-"  # of the files that say what was chosen
-# The paper's value stands first, where it has one: of equals the first is taken.
-LEARNING_RATES = {"sgd": (1e-3, 3e-4, 3e-3), "adam": (1e-4, 3e-5, 3e-4)}
-STRENGTHS = (1.0, 0.01, 0.1, 10.0, 100.0, 1000.0)
+# The paper's value stands first, where it has one: of equals the first is taken. The others are larger, because the
+# smaller scales have fewer steps than the paper.
+LEARNING_RATES = {"sgd": (1e-3, 3e-3, 1e-2), "adam": (1e-4, 3e-4, 1e-3)}
 TUNING: dict[str, Grid] = {
-    **{name: {"strength": STRENGTHS} for name in ("lwf", "ewc", "mas", "osla")},
+    "lwf": {"strength": (1.0, 0.1, 0.3, 3.0)},
+    "ewc": {"strength": (1.0, 10.0, 100.0, 1000.0)},
+    "mas": {"strength": (1.0, 0.01, 0.1, 10.0)},
+    "osla": {"strength": (1.0, 0.1, 10.0, 100.0)},
     "der": {"replay_logits": (0.3, 0.1, 0.5, 1.0)},
     "derpp": {"replay_logits": (0.1, 0.3, 0.5, 1.0)},
 }
@@ -36,20 +39,26 @@ def first_tasks(tasks: int) -> int:
 
 
 def grid_of(experiment: Experiment) -> Grid:
-    """What is tuned of a method: its λ (or DER's α) if it has one, then its learning rate; nothing in closed form."""
+    """What is tuned of a method: its learning rate, then its λ (or DER's α) if it has one; nothing in closed form."""
     recipe = RECIPES[experiment.method]
     if recipe.method == "ridge":
         return {}
-    return {**TUNING.get(experiment.method, {}), "lr": LEARNING_RATES[recipe.optimizer]}
+    return {"lr": LEARNING_RATES[recipe.optimizer], **TUNING.get(experiment.method, {})}
 
 
 def tunings(artefact: str, scale: str, only: Sequence[str] = ()) -> dict[str, Planned]:
     """What there is to tune for an artefact (or for "all"), by `paper.variant`."""
-    found: dict[str, Planned] = {}
-    for planned in experiments(artefact, scale, seeds=1, only=only):
-        if isinstance(planned.experiment, Experiment) and grid_of(planned.experiment):
-            found.setdefault(variant(planned.experiment), planned)
-    return found
+    usual: dict[str, Planned] = {}
+    # tuned by the stream of the fewest tasks, with the method as it is in its recipe
+    for planned in sorted(_tunable("all", scale), key=lambda one: (one.experiment.tasks, len(one.experiment.settings))):
+        usual.setdefault(variant(planned.experiment), planned)
+    needed = {variant(planned.experiment) for planned in _tunable(artefact, scale, only)}
+    return {name: planned for name, planned in usual.items() if name in needed}
+
+
+def _tunable(artefact: str, scale: str, only: Sequence[str] = ()) -> list[Planned]:
+    planned = experiments(artefact, scale, seeds=1, only=only)
+    return [one for one in planned if isinstance(one.experiment, Experiment) and grid_of(one.experiment)]
 
 
 def trial(base: Experiment, settings: Mapping[str, Any]) -> Experiment:
