@@ -75,8 +75,8 @@ def test_cells_are_what_their_rows_say(scale):
 def test_scales():
     mini = {one.column: one.experiment for one in cells("data-il", "mini", 1) if one.label == "EWC"}
     assert [(e.tasks, e.per_class, e.settings["epochs"], e.evaluate_every) for e in mini.values()] == [
-        (10, 200, 5, 1),
-        (100, 200, 10, 10),
+        (10, 100, 5, 2),
+        (100, 100, 10, 20),
     ]
     paper = [one for one in cells("data-il", "paper", 1) if one.label in ("EWC", "DLCFT (TK-FAC)")]
     assert {one.experiment.per_class for one in paper} == {None}

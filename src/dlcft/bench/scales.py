@@ -92,7 +92,7 @@ class Scale:
 
 
 _DIGITS = Experiment(dataset="digits", tasks=2, size=8, classes=6, per_class=6)
-_MINI = Experiment(dataset="seq-cifar100", tasks=10, per_class=200)
+_MINI = Experiment(dataset="seq-cifar100", tasks=10, per_class=100)
 _PAPER = Experiment(dataset="seq-cifar100", tasks=10, backbone="resnet18-32", width=64)
 _MIT = Experiment(dataset="seq-mit67", tasks=4, backbone="resnet18")
 WEIGHTS = ("resnet18-32-imagenet32-relu.safetensors", "resnet18-32-imagenet32.safetensors")
@@ -124,7 +124,7 @@ SCALES: dict[str, Scale] = {
             Spectrum(epochs=60),
             Spectrum("seq-cifar100", network="shipped", per_class=20, epochs=20, lr=1e-4, points=12, samples=256),
         ),
-        knn=3,
+        knn=2,
         missing={
             "mit-4": "MIT-67's photos at 224 pixels through a whole ResNet-18 pre-trained on ImageNet-1k take a GPU; "
             "the shipped network is for 32 pixels. Scale paper has it."

@@ -50,15 +50,15 @@ def tunings(artefact: str, scale: str, only: Sequence[str] = ()) -> dict[str, Pl
     """What there is to tune for an artefact (or for "all"), by `paper.variant`."""
     usual: dict[str, Planned] = {}
     # tuned by the stream of the fewest tasks, with the method as it is in its recipe
-    for planned in sorted(_tunable("all", scale), key=lambda one: (one.experiment.tasks, len(one.experiment.settings))):
-        usual.setdefault(variant(planned.experiment), planned)
-    needed = {variant(planned.experiment) for planned in _tunable(artefact, scale, only)}
+    for experiment, planned in sorted(_tunable("all", scale), key=lambda pair: (pair[0].tasks, len(pair[0].settings))):
+        usual.setdefault(variant(experiment), planned)
+    needed = {variant(experiment) for experiment, _ in _tunable(artefact, scale, only)}
     return {name: planned for name, planned in usual.items() if name in needed}
 
 
-def _tunable(artefact: str, scale: str, only: Sequence[str] = ()) -> list[Planned]:
-    planned = experiments(artefact, scale, seeds=1, only=only)
-    return [one for one in planned if isinstance(one.experiment, Experiment) and grid_of(one.experiment)]
+def _tunable(artefact: str, scale: str, only: Sequence[str] = ()) -> list[tuple[Experiment, Planned]]:
+    found = [(one.experiment, one) for one in experiments(artefact, scale, seeds=1, only=only)]
+    return [(what, one) for what, one in found if isinstance(what, Experiment) and grid_of(what)]
 
 
 def trial(base: Experiment, settings: Mapping[str, Any]) -> Experiment:
