@@ -100,3 +100,63 @@ def test_a_feature_that_is_always_zero_changes_nothing():
     alive = head_step(RidgeSums.empty(5).add(z, y), head[:, :6], None, 1e-5, SCALE)
     assert torch.allclose(step[:, [0, 1, 2, 3, 4, 7]], alive)
     assert not step[:, 5:7].any()
+
+
+def backbone_of(learner):
+    return {name: p.clone() for name, p in learner.model.params().items()}
+
+
+def test_with_new_classes_the_backbone_is_trained_in_the_first_task_only():
+    learner = Learner(small_network(), "dlcft", epochs=3, lr=1e-2)
+    learner.learn(blobs([0, 1], seed=0), progress=False)
+    first = backbone_of(learner)
+    assert any(bool(p.any()) for p in first.values())
+    learner.learn(blobs([2, 3], seed=0), progress=False)
+    learner.learn(blobs([0, 3], seed=2), progress=False)
+    for name, p in backbone_of(learner).items():
+        assert torch.equal(p, first[name])
+    assert learner.evaluate(blobs([0, 1, 2, 3], seed=1))["accuracy"] > 0.9
+    tensors, _ = learner._state()
+    remembered = {name for name in tensors if name.startswith("method/memory")}
+    assert remembered
+    assert not any("backbone" in name for name in remembered), "what is not trained again is not remembered"
+
+
+def test_a_learner_whose_backbone_rests_goes_on_after_loading(tmp_path):
+    learner = Learner(small_network(), "dlcft", epochs=2, lr=1e-2)
+    learner.learn(blobs([0, 1], seed=0), progress=False)
+    learner.save(tmp_path / "saved")
+    loaded = Learner.load(tmp_path / "saved", small_network())
+    for each in (learner, loaded):
+        each.learn(blobs([2, 3], seed=0), progress=False)
+    assert torch.equal(learner.model.head("main").weight, loaded.model.head("main").weight)
+    assert learner.predicted_increase() == loaded.predicted_increase()
+    assert learner.predicted_increase() > 0
+
+
+@pytest.mark.parametrize(
+    ("scenario", "settings", "once"),
+    [
+        ("class-il", {}, True),
+        ("class-il", {"buffer": 5}, False),
+        ("class-il", {"adapt": "always"}, False),
+        ("class-il", {"curvature": "diagonal"}, False),
+        ("class-il", {"loss": "cross-entropy"}, False),
+        ("data-il", {}, False),
+        ("data-il", {"adapt": "first"}, True),
+        ("task-il", {}, False),
+    ],
+)
+def test_when_the_backbone_is_trained_once(scenario, settings, once):
+    learner = Learner(small_network(), "dlcft", scenario=scenario, epochs=1, lr=1e-2, **settings)
+    after = []
+    for task in range(2):
+        head = f"task {task}" if scenario == "task-il" else None
+        learner.learn(blobs([0, 1], seed=task), head=head, progress=False)
+        after.append(backbone_of(learner))
+    assert once == all(torch.equal(p, after[1][name]) for name, p in after[0].items())
+
+
+def test_adapt_first_needs_a_head_in_closed_form():
+    with pytest.raises(ValueError, match='adapt="first" needs'):
+        Learner(small_network(), "dlcft", adapt="first", head="zero")

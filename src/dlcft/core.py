@@ -162,6 +162,8 @@ class LearnerCore:
             if self.recipe.head == "ridge" and self.loss.is_quadratic:
                 start_from_ridge(task, self.recipe.scale, self.method.past_of_head(task))
             self.method.start(task)
+        if self.tasks and self.recipe.adapts_once(self.scenario):
+            return []
         # BatchNorm learns its statistics in the first task only, if at all
         batchnorm = not self.recipe.linear and self.recipe.batchnorm == "first" and self.tasks == 0
         streams, options = self._stream, {"amp": self.amp, "batchnorm": batchnorm}
@@ -173,6 +175,18 @@ class LearnerCore:
         curve = training.run(report, self.tasks, lambda: save(False))
         save(True)  # before the memory is made, which may take as long as an epoch
         return curve
+
+    def _remember(self, task: Task) -> None:
+        """What is never trained again need not be remembered."""
+        assert self._model is not None
+        resting = list(self._model.params().values()) if self.recipe.adapts_once(self.scenario) else []
+        try:
+            for parameter in resting:
+                parameter.requires_grad_(False)
+            self.method.finish(task)
+        finally:
+            for parameter in resting:
+                parameter.requires_grad_(True)
 
     def _stream(self, purpose: str) -> torch.Generator:
         """A generator that depends on the seed, the task and the purpose, and on nothing that came before."""

@@ -346,7 +346,7 @@ class Learner(LearnerCore):
             trained = time.perf_counter()
             self.method.increase = None
             for context in contexts:
-                self.method.finish(context)
+                self._remember(context)
             learned = True
         finally:
             if not learned:  # whatever the reason, an interruption among them
@@ -396,7 +396,7 @@ class Learner(LearnerCore):
         if samples is not None:
             task = replace(self._context(HEAD, samples, labels), weight=weight)
             with torch.enable_grad():
-                self.method.finish(task)
+                self._remember(task)
         if isinstance(self.method, Ridge):
             counts = torch.zeros(len(labels)).double() if self.method.sums is None else self.method.sums.counts.cpu()
             self.method.origin = Origin(own.weight.double().cpu(), own.bias.double().cpu(), counts)

@@ -47,6 +47,9 @@ class Recipe:
         keep_gradient: whether `predicted_increase` has it, though the penalty may not.
         head: "zero": new outputs start from zero weights. "ridge": before a task is trained its head goes to the least
             of the objective over the head alone, which squared loss has in closed form.
+        adapt: "always": every task trains the backbone. "first": only the first does, later ones only bring their head
+            to that least (`head="ridge"`, squared loss), and of the past only `E[zzᵀ]` is remembered, exactly. "auto":
+            "first" where outputs join old ones ("class-il") and no buffer shows what they do to old inputs.
         buffer: how many past samples may be kept, 0 for none.
         balance: the paper's λ between penalty and replay.
         replay_batch: samples replayed a step.
@@ -85,6 +88,7 @@ class Recipe:
     first_order: bool = False
     keep_gradient: bool = False
     head: str = "zero"
+    adapt: str = "always"
     buffer: int = 0
     balance: float = 0.5
     replay_batch: int = 32
@@ -120,6 +124,10 @@ class Recipe:
             raise ValueError(f"balance is {self.balance}; it must lie between 0 and 1.")
         if self.strict and not self.linear:
             raise ValueError("strict=True needs linear=True.")
+        if self.adapt == "first" and not self._knows_least_head:
+            raise ValueError(
+                'adapt="first" needs method="quadratic" with factors, head="ridge", loss="mse" and strict=False.'
+            )
 
     def with_settings(self, settings: dict[str, Any]) -> Recipe:
         """The recipe with some fields changed.
@@ -130,6 +138,18 @@ class Recipe:
         for name in settings:
             check_name("setting", name, self.__dataclass_fields__)
         return replace(self, **settings)
+
+    @property
+    def _knows_least_head(self) -> bool:
+        """Whether a head, with all that is remembered of it, is brought to its least in closed form."""
+        whole = self.curvature not in ("diagonal", "mas", "dense")  # these do not remember a head by `E[zzᵀ]`
+        linear = self.loss == "mse" and not self.strict
+        return self.method == "quadratic" and self.head == "ridge" and whole and linear
+
+    def adapts_once(self, scenario: Scenario) -> bool:
+        """Whether the backbone is trained in the first task only."""
+        unseen = scenario == "class-il" and not self.buffer
+        return self.adapt == "first" or (self.adapt == "auto" and unseen and self._knows_least_head)
 
     def make_loss(self) -> Loss:
         """The loss it names."""
@@ -204,6 +224,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "schedule": ("constant", "cosine"),
     "weigh_by": ("tasks", "samples"),
     "head": ("zero", "ridge"),
+    "adapt": ("always", "first", "auto"),
     "batchnorm": ("first", "frozen"),
     "direction": ("random", "principal"),
 }
@@ -214,7 +235,7 @@ _NONLINEAR = Recipe(linear=False, loss="cross-entropy", optimizer="sgd", lr=1e-3
 _BASELINE = replace(_NONLINEAR, method="quadratic", mean=False)
 _REPLAY = replace(_NONLINEAR, method="replay", buffer=500)
 _FROZEN = Recipe(method="ridge", linear=False, weigh_by="samples", batchnorm="frozen", batch_size=256)
-_DLCFT = Recipe(method="quadratic", curvature="exact-tk", head="ridge", keep_gradient=True)
+_DLCFT = Recipe(method="quadratic", curvature="exact-tk", head="ridge", adapt="auto", keep_gradient=True)
 
 RECIPES: dict[str, Recipe] = {
     # the paper's nonlinear baselines

@@ -22,7 +22,7 @@ FOLDER = "tuning"  # among the results
 PREFIX = "tuned-"  # of the files that say what was chosen
 # The paper's value stands first, where it has one: of equals the first is taken. The others are larger, because the
 # smaller scales have fewer steps than the paper.
-LEARNING_RATES = {"sgd": (1e-3, 1e-2, 3e-2), "adam": (1e-4, 3e-4, 1e-3)}
+LEARNING_RATES = {"sgd": (1e-3, 3e-3, 1e-2), "adam": (1e-4, 3e-4, 1e-3)}
 TUNING: dict[str, Grid] = {
     "lwf": {"strength": (1.0, 0.1, 0.3, 3.0)},
     "ewc": {"strength": (1.0, 10.0, 100.0, 1000.0)},

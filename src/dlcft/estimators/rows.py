@@ -196,7 +196,9 @@ class Tape:
             (residual,) = torch.autograd.grad(loss.value(leaf, labels) * len(labels), leaf)
         named = dict(self.network.named_parameters())
         parameters = [named[name] for name in self.trainable]
-        found = torch.autograd.grad(z_frozen, parameters, residual @ directions, allow_unused=True)
+        found: tuple[Tensor | None, ...] = ()
+        if parameters:
+            found = torch.autograd.grad(z_frozen, parameters, residual @ directions, allow_unused=True)
         summed = {
             self.prefix + name: torch.zeros_like(p) if g is None else g
             for name, p, g in zip(self.trainable, parameters, found, strict=True)
