@@ -8,6 +8,7 @@ from dlcft import Learner
 from dlcft.assembly import head_step
 from dlcft.methods import PastOfHead
 from dlcft.ridge import RidgeSums
+from dlcft.training import Training
 
 SCALE = 3.0
 
@@ -160,3 +161,44 @@ def test_when_the_backbone_is_trained_once(scenario, settings, once):
 def test_adapt_first_needs_a_head_in_closed_form():
     with pytest.raises(ValueError, match='adapt="first" needs'):
         Learner(small_network(), "dlcft", adapt="first", head="zero")
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_a_careful_first_step_ends_where_the_objective_is_least(monkeypatch, optimizer):
+    rates = []
+    careful = Training._careful_lr
+
+    def noted(self):
+        before = {name: p.clone() for name, p in self.params.items()}
+        rates.append(careful(self))
+        assert all(torch.equal(p, before[name]) for name, p in self.params.items()), "only tried"
+        return rates[-1]
+
+    monkeypatch.setattr(Training, "_careful_lr", noted)
+    data = blobs([0, 1, 2, 3], seed=0)
+
+    def loss_after_one_step(lr, careful):
+        settings = {"head": "zero", "epochs": 1, "batch_size": 1000, "weight_decay": 0.0, "optimizer": optimizer}
+        learner = Learner(small_network().double(), "none-linear", lr=lr, careful=careful, **settings)
+        learner.learn(data, progress=False)
+        return learner.evaluate(data)["loss"]
+
+    least = loss_after_one_step(100.0, careful=True)
+    assert 0 < rates[0] < 100
+    for factor in (0.9, 1.1):
+        assert loss_after_one_step(factor * rates[0], careful=False) > least
+    assert loss_after_one_step(0.1 * rates[0], careful=True) == loss_after_one_step(0.1 * rates[0], careful=False)
+    assert rates[1] == 0.1 * rates[0], "never more than the recipe says"
+
+
+def test_a_careful_learner_does_not_swing():
+    data = blobs([0, 1, 2, 3], seed=0)
+    losses = {}
+    for careful in (True, False):
+        learner = Learner(small_network(), "dlcft", epochs=2, lr=1e-1, batch_size=16, careful=careful)
+        learner.learn(data, progress=False)
+        losses[careful] = learner.evaluate(data)["loss"]
+    ridge = Learner(small_network(), "ridge")
+    ridge.learn(data, progress=False)
+    assert losses[True] <= 1.1 * ridge.evaluate(data)["loss"]
+    assert losses[False] > 2 * losses[True]

@@ -95,10 +95,10 @@ def interrupt_at(step):
 @pytest.mark.parametrize("name", [n for n, recipe in RECIPES.items() if recipe.method != "ridge"])
 def test_an_interrupted_task_ends_bit_equal(name, tmp_path, monkeypatch):
     monkeypatch.setattr(saving, "PROGRESS_SECONDS", 0.0)
-    whole = make(name)
+    whole = make(name, adapt="always")
     whole.learn(STREAM[0])
     whole.learn(STREAM[1])
-    learner = make(name)
+    learner = make(name, adapt="always")
     learner.save(tmp_path)
     for task, step in ((STREAM[0], 2), (STREAM[1], 5)):
         with pytest.raises(Interrupted):

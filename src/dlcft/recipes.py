@@ -35,6 +35,8 @@ class Recipe:
         schedule: "constant" or "cosine".
         epochs: passes over a task.
         batch_size: samples a step.
+        careful: lower the learning rate of a task to that at which a first step ends where the objective is least along
+            it; with a head that is not zero, ψ moves the outputs too far otherwise where there are few images.
         clip: largest norm of a step's gradient, or None.
         augment: see `Augmentation`. Closed-form methods average the features over "flip" and know no other.
         curvature: an estimator's name.
@@ -77,6 +79,7 @@ class Recipe:
     schedule: str = "constant"
     epochs: int = 5
     batch_size: int = 32
+    careful: bool = False
     clip: float | None = None
     augment: str = "none"
     curvature: str = "exact-tk"
@@ -235,7 +238,7 @@ _NONLINEAR = Recipe(linear=False, loss="cross-entropy", optimizer="sgd", lr=1e-3
 _BASELINE = replace(_NONLINEAR, method="quadratic", mean=False)
 _REPLAY = replace(_NONLINEAR, method="replay", buffer=500)
 _FROZEN = Recipe(method="ridge", linear=False, weigh_by="samples", batchnorm="frozen", batch_size=256)
-_DLCFT = Recipe(method="quadratic", curvature="exact-tk", head="ridge", adapt="auto", keep_gradient=True)
+_DLCFT = Recipe(method="quadratic", curvature="exact-tk", head="ridge", adapt="auto", careful=True, keep_gradient=True)
 
 RECIPES: dict[str, Recipe] = {
     # the paper's nonlinear baselines

@@ -39,6 +39,7 @@ class Position:
         total: the sum of the objective over its samples.
         seen: how many samples.
         curve: the mean objective of every complete epoch.
+        lr: the learning rate of this task, if it is not the recipe's.
     """
 
     epoch: int = 0
@@ -46,6 +47,7 @@ class Position:
     total: float = 0.0
     seen: int = 0
     curve: list[float] = field(default_factory=list)
+    lr: float | None = None
 
 
 class Training:
@@ -90,6 +92,8 @@ class Training:
             FloatingPointError: when the objective stops being finite.
         """
         at, epochs = self.position, self.recipe.epochs
+        if self.recipe.careful and at == Position():
+            at.lr = self._careful_lr()
         self.model.train(self.batchnorm)
         done = self.steps // epochs * at.epoch + at.step
         started, first = time.perf_counter(), done
@@ -133,21 +137,44 @@ class Training:
             batches = [batches[i] for i in torch.randperm(len(batches), generator=generator).tolist()]
         return batches
 
-    def _step(self, task: Task, indices: Tensor, done: int) -> float:
+    def _objective(self, task: Task, indices: Tensor, done: int) -> tuple[Tensor, Batch]:
         data = task.batches
         assert isinstance(data, Batches)
-        epoch = self.position.epoch
         generator = self.streams(f"step {done}")
         original = to_device(data.samples.fetch(indices), self.device, dtype=data.dtype)
         x = task.augment(original, generator)
-        batch = Batch(x, original, data.y[indices].to(self.device), epoch, generator)
+        batch = Batch(x, original, data.y[indices].to(self.device), self.position.epoch, generator)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.amp):
-            objective = self.method.objective(task, batch)
+            return self.method.objective(task, batch), batch
+
+    def _careful_lr(self) -> float:
+        """The recipe's learning rate, or less: with it a first step ends where the first batch's objective is least.
+
+        Along a step θ + t·s a quadratic objective is `L + t⟨g, s⟩ + t²·bend`, least at `t = −⟨g, s⟩ / (2·bend)`.
+        """
+        task, indices = self._order(0)[0]
+        kept = {name: p.detach().clone() for name, p in self.params.items()}
+        before, _ = self._objective(task, indices, 0)
+        self.optimizer.zero_grad()
+        before.backward()
+        self.optimizer.step()
+        with torch.no_grad():
+            after, _ = self._objective(task, indices, 0)
+            changes = [(p.grad, p - kept[name]) for name, p in self.params.items() if p.grad is not None]
+            slope = sum(float((grad * change).sum()) for grad, change in changes)
+            for name, p in self.params.items():
+                p.copy_(kept[name])
+        self.optimizer.state.clear()
+        bend = after.item() - before.item() - slope
+        return self.recipe.lr * min(1.0, -slope / (2 * bend)) if bend > 0 and slope < 0 else self.recipe.lr
+
+    def _step(self, task: Task, indices: Tensor, done: int) -> float:
+        objective, batch = self._objective(task, indices, done)
         value = objective.item()
         if not math.isfinite(value):
             raise FloatingPointError(
-                f"training diverged in epoch {epoch + 1} (the loss is {value}) with lr={self.recipe.lr}; the learner "
-                "is as it was before this task. Try a smaller lr or clip=1.0."
+                f"training diverged in epoch {batch.epoch + 1} (the loss is {value}) with lr={self.recipe.lr}; the "
+                "learner is as it was before this task. Try a smaller lr or clip=1.0."
             )
         self._set_lr(done)
         self.optimizer.zero_grad()
@@ -159,9 +186,9 @@ class Training:
         return value
 
     def _set_lr(self, done: int) -> None:
-        if self.recipe.schedule == "cosine":
-            for group in self.optimizer.param_groups:
-                group["lr"] = self.recipe.lr * (1 + math.cos(math.pi * done / self.steps)) / 2
+        share = (1 + math.cos(math.pi * done / self.steps)) / 2 if self.recipe.schedule == "cosine" else 1.0
+        for group in self.optimizer.param_groups:
+            group["lr"] = share * (self.recipe.lr if self.position.lr is None else self.position.lr)
 
 
 def augmented(augmentation: Augmentation) -> Callable[[Input, torch.Generator], Input]:

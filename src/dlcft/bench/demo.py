@@ -17,13 +17,11 @@ METHODS = {
     "osla": "K-FAC penalty",
     "lwf": "keep the old outputs",
     "er": "replay 50 old images",
-    "none-linear": "linearised, no memory",
     "dlcft-paper": "linearised, TK-FAC penalty",
     "dlcft": "linearised, exact TK",
     "ranpac": "closed form, random features",
     "dlcft-exact": "closed form, tangent space",
     "joint": "all data at once",
-    "joint-linear": "all data at once, linearised",
 }
 TITLES = {
     "data-il": "The same ten digits, turned 40° further in each of 3 tasks: accuracy in the end",
