@@ -48,6 +48,7 @@ ROWS: dict[str, tuple[str, dict[str, object]]] = {
     "none, lr=1e-3": ("none-linear", {"head": "zero", "lr": 1e-3}),
     "dlcft": ("dlcft", {}),
     "dlcft, head=zero": ("dlcft", {"head": "zero"}),
+    "dlcft, adapt=always": ("dlcft", {"adapt": "always"}),
     "ridge": ("ridge", {}),
     "dlcft-exact": ("dlcft-exact", {}),
     "joint (linearised)": ("joint-linear", {"head": "zero"}),
