@@ -3,6 +3,7 @@
 import copy
 import gc
 import itertools
+import math
 import weakref
 
 import pytest
@@ -416,3 +417,18 @@ def test_a_trained_backbone_can_be_taken_elsewhere():
     for method in ("dlcft", "ridge"):
         with pytest.raises(ValueError, match="leaves the backbone as it was; those that train it are none, joint"):
             _ = Learner(network, method).trained_backbone
+
+
+def test_labels_that_were_never_learned_are_errors_and_told():
+    learner = make("ridge")
+    learner.learn(data([0, 1]))
+    (x, y), (strange, names) = data([0, 1]), data([2])
+    known = learner.evaluate((x, y))
+    both = learner.evaluate((torch.cat([x, strange]), torch.cat([y, names])))
+    assert known["unknown"] == 0
+    assert both["unknown"] == len(names)
+    assert both["accuracy"] == pytest.approx(known["accuracy"] * len(y) / (len(y) + len(names)))
+    assert both["loss"] == pytest.approx(known["loss"], rel=1e-5), "of the labels that it knows"
+    only = learner.evaluate((strange, names))
+    assert only["accuracy"] == 0
+    assert math.isnan(only["loss"])

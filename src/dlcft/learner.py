@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -223,18 +224,24 @@ class Learner(LearnerCore):
 
     @torch.no_grad()
     def evaluate(self, data: Any, *, head: str | None = None, batch_size: int = 256) -> dict[str, float]:
-        """Accuracy and mean loss on labelled data; a label that was never learned counts as an error."""
+        """Accuracy, mean loss, and how many labels are `unknown`: never learned.
+
+        An unknown label counts as an error; the loss is of the others alone, NaN if there are none.
+        """
         name, samples, model = self._known(head), self.samples(data), self.model.eval()
         labels = self._labels[name]
-        known = [label if not labels.unknown([label]) else labels.names[0] for label in samples.labels]
-        seen = torch.tensor([not labels.unknown([label]) for label in samples.labels])
+        known = torch.tensor([not labels.unknown([label]) for label in samples.labels])
+        names = [label if seen else labels.names[0] for label, seen in zip(samples.labels, known, strict=True)]
         right, total, start = 0, 0.0, 0
-        for x, target in self._batches(samples, labels.indices(known), batch_size):
-            outputs = model(x, name)
-            right += int(((outputs.argmax(1) == target).cpu() & seen[start : start + len(target)]).sum())
-            total += len(target) * float(self.loss.value(outputs, target))
+        for x, target in self._batches(samples, labels.indices(names), batch_size):
+            seen = known[start : start + len(target)].to(target.device)
+            outputs = model(x, name)[seen]
+            right += int((outputs.argmax(1) == target[seen]).sum())
+            total += len(outputs) * float(self.loss.value(outputs, target[seen])) if len(outputs) else 0.0
             start += len(target)
-        return {"accuracy": right / len(samples), "loss": total / len(samples)}
+        count = int(known.sum())
+        mean = total / count if count else math.nan
+        return {"accuracy": right / len(samples), "loss": mean, "unknown": len(samples) - count}
 
     def predicted_increase(self) -> float | None:
         """How much the last task has raised the old tasks' mean loss, by the memory alone.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -180,7 +181,12 @@ def evaluate(*, model: Path, data: Path, as_json: Json = False) -> None:
     from dlcft.trial import TEST_BATCH
 
     result = open_learner(model).evaluate(data, batch_size=TEST_BATCH)
-    print(json.dumps(result) if as_json else f"accuracy {result['accuracy']:.2%}, mean loss {result['loss']:.4g}")
+    if as_json:
+        print(json.dumps({name: value if math.isfinite(value) else None for name, value in result.items()}))
+        return
+    unknown = int(result["unknown"])
+    also = f"; {unknown} samples, counted as errors, have labels that were never learned" if unknown else ""
+    print(f"accuracy {result['accuracy']:.2%}, mean loss {result['loss']:.4g}{also}")
 
 
 def history(*, model: Path, as_json: Json = False) -> None:
@@ -248,7 +254,9 @@ def forget(*, model: Path, data: Path, keep: int = 2) -> None:
     samples = learner.samples(data)
     learner.forget(samples)
     version = learner.save(keep=keep)
-    print(f"forgot {len(samples)} samples; version {version} is current.")
+    older = ", ".join(str(kept.number) for kept in open_store(model).versions() if kept.number != version)
+    also = f" Version {older} still knows them; --keep 1 removes it." if older else ""
+    print(f"forgot {len(samples)} samples; version {version} is current.{also}")
 
 
 def _describe(
