@@ -24,9 +24,9 @@ PREFIX = "tuned-"  # of the files that say what was chosen
 # smaller scales have fewer steps than the paper.
 LEARNING_RATES = {"sgd": (1e-3, 3e-3, 1e-2), "adam": (1e-4, 3e-4, 1e-3)}
 TUNING: dict[str, Grid] = {
-    "lwf": {"strength": (1.0, 0.1, 0.3, 3.0)},
+    "lwf": {"strength": (1.0, 0.3, 3.0, 10.0)},
     "ewc": {"strength": (1.0, 10.0, 100.0, 1000.0)},
-    "mas": {"strength": (1.0, 0.01, 0.1, 10.0)},
+    "mas": {"strength": (1.0, 0.001, 0.01, 0.1)},
     "osla": {"strength": (1.0, 0.1, 10.0, 100.0)},
     "der": {"replay_logits": (0.3, 0.1, 0.5, 1.0)},
     "derpp": {"replay_logits": (0.1, 0.3, 0.5, 1.0)},
