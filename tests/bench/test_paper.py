@@ -1,5 +1,6 @@
 """The paper's artefacts: its own numbers, nothing run twice, and every scale runnable."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,10 +18,21 @@ from dlcft.bench.planning import (
     plan,
     usual_seconds,
 )
-from dlcft.bench.reproduction import Forecast, choose, execute_all, noted, trials
+from dlcft.bench.reproduction import Forecast, choose, execute_all, lowered, noted, trials
 from dlcft.bench.spectrum import Spectrum, Trace, trace
-from dlcft.bench.tuning import FOLDER, LEARNING_RATES, TUNING, chosen_file, grid_of, read_chosen, trial, tune, tunings
-from dlcft.checkpoint import Store
+from dlcft.bench.tuning import (
+    FOLDER,
+    LEARNING_RATES,
+    TUNING,
+    choose_less,
+    chosen_file,
+    grid_of,
+    read_chosen,
+    trial,
+    tune,
+    tunings,
+)
+from dlcft.checkpoint import CheckpointError, Store
 from dlcft.recipes import RECIPES
 
 RATES = Rates(training=1.0, remembering=0.1, remembering_once=5.0, testing=0.01, settling=2.0, peak=10**9)
@@ -216,9 +228,33 @@ def test_a_run_that_diverges_does_not_end_the_others(tmp_path):
     results, failures = execute_all([wild, calm], tmp_path, report=lines.append)
     assert list(results) == [calm.experiment.key]
     assert len(failures) == 1
-    assert "None" in failures[0]
-    assert "diverged" in failures[0]
+    assert failures[0][0] == wild
+    assert "diverged" in str(failures[0][1])
     assert any("diverged" in line for line in lines)
+
+
+def test_what_diverges_on_the_whole_stream_is_lowered(tmp_path, monkeypatch):
+    monkeypatch.setitem(TUNING, "ewc", {"strength": (1.0, 0.1, 1e30)})
+    monkeypatch.setitem(LEARNING_RATES, "sgd", (1e-3,))
+    kinds = tunings("bwt", "smoke", ["EWC"])
+    ((name, kind),) = kinds.items()
+    path = chosen_file(kind.experiment, tmp_path)
+    path.parent.mkdir()
+    tried = {"lr": [[1e-3, 0.5]], "strength": [[1.0, 0.4], [0.1, 0.3], [1e30, 0.5]]}
+    record = {"grid": grid_of(kind.experiment), "chosen": {"lr": 1e-3, "strength": 1e30}, "accuracy": tried}
+    path.write_text(json.dumps(record))
+    (planned,) = experiments("bwt", "smoke", tuned=noted(kinds, tmp_path), only=["EWC"])
+    assert planned.experiment.settings["strength"] == 1e30
+    assert lowered(kinds, [(planned, CheckpointError("in use"))], tmp_path) == {}
+    lines, failures = [], [(planned, FloatingPointError("diverged"))]
+    assert lowered(kinds, failures, tmp_path, report=lines.append) == {name: {"lr": 1e-3, "strength": 1.0}}
+    assert "strength=1.0" in lines[0]
+    assert noted(kinds, tmp_path) == {name: {"lr": 1e-3, "strength": 1.0}}
+    assert json.loads(path.read_text())["diverged"] == [{"strength": 1e30}]
+    assert lowered({}, failures, tmp_path) == {}, "nothing was tuned"
+    # and again, until nothing smaller is left
+    assert choose_less(kind.experiment, tmp_path) == {"lr": 1e-3, "strength": 0.1}
+    assert choose_less(kind.experiment, tmp_path) is None
 
 
 def test_a_run_that_another_process_is_at_is_left_to_it(tmp_path):
@@ -226,7 +262,7 @@ def test_a_run_that_another_process_is_at_is_left_to_it(tmp_path):
     with Store(tmp_path / f".{planned.experiment.key}").lock():
         results, failures = execute_all([planned], tmp_path, report=lambda line: None)
     assert results == {}
-    assert "in use by process" in failures[0]
+    assert "in use by process" in str(failures[0][1])
 
 
 def test_time_left():

@@ -14,11 +14,12 @@ from dlcft.bench.experiment import Experiment, Result
 from dlcft.bench.paper import Planned, execute, variant
 from dlcft.bench.planning import usual_seconds
 from dlcft.bench.spectrum import Trace
-from dlcft.bench.tuning import FOLDER, Grid, grid_of, read_chosen, trial, tune
+from dlcft.bench.tuning import FOLDER, Grid, choose_less, grid_of, read_chosen, trial, tune
 from dlcft.checkpoint import CheckpointError
 from dlcft.pages import in_seconds
 
 Report = Callable[[str], None]
+Failure = FloatingPointError | CheckpointError
 
 
 class Forecast:
@@ -112,7 +113,7 @@ def execute_all(
     tensorboard: Path | None = None,
     jobs: int = 1,
     report: Report = print,
-) -> tuple[dict[str, Result | Trace], list[str]]:
+) -> tuple[dict[str, Result | Trace], list[tuple[Planned, Failure]]]:
     """Run all that is not in `out` yet.
 
     Args:
@@ -125,8 +126,7 @@ def execute_all(
         report: called with a line before the first run and after each.
 
     Returns:
-        The results by the experiment's key, and a sentence for each run that has none: its training diverged, or
-        another process is at it.
+        The results by the experiment's key, and why a run has none: its training diverged, or another process is at it.
     """
     forecast = Forecast({place: usual_seconds(one.experiment) for place, one in enumerate(planned)}, jobs)
     results: dict[str, Result | Trace] = {}
@@ -138,20 +138,36 @@ def execute_all(
     report(f"{forecast}")
     missing = [place for place in range(len(planned)) if place not in set(there)]
     work = partial(_attempted, out=out, data=data, weights=weights, tensorboard=tensorboard)
-    failures = []
+    failures: list[tuple[Planned, Failure]] = []
     for index, made in each(work, [planned[place] for place in missing], jobs):
         place = missing[index]
         one = planned[place]
-        if isinstance(made, str):
-            failures.append(f"{one}: {made}")
+        if isinstance(made, Failure):
+            failures.append((one, made))
             forecast.finish(place, 0.0)
-            report(f"{forecast}: {failures[-1]}")
+            report(f"{forecast}: {one}: {made}")
             continue
         results[one.experiment.key] = made
         forecast.finish(place, made.seconds)
         accuracy = f", {made.accuracy:.2%}" if isinstance(made, Result) else ""
         report(f"{forecast}: {one}{accuracy}, in {in_seconds(made.seconds)}")
     return results, failures
+
+
+def lowered(
+    tunings: Mapping[str, Planned], failures: Sequence[tuple[Planned, Failure]], out: Path, *, report: Report = print
+) -> dict[str, dict[str, Any]]:
+    """Smaller settings for each kind of experiment that has diverged with the tuned ones; see `tuning.choose_less`."""
+    diverged = {
+        variant(planned.experiment)
+        for planned, why in failures
+        if isinstance(why, FloatingPointError) and isinstance(planned.experiment, Experiment)
+    }
+    found = {name: choose_less(tuned_base(tunings[name])[0], out) for name in diverged & set(tunings)}
+    chosen = {name: settings for name, settings in found.items() if settings is not None}
+    for name, settings in chosen.items():
+        report(f"{name} diverged; now " + ", ".join(f"{key}={value}" for key, value in settings.items()))
+    return chosen
 
 
 def _tuned(planned: Planned, out: Path, data: Path | None, weights: str | None) -> tuple[dict[str, Any], float]:
@@ -164,12 +180,12 @@ def _tuned(planned: Planned, out: Path, data: Path | None, weights: str | None) 
 
 def _attempted(
     planned: Planned, out: Path, data: Path | None, weights: str | None, tensorboard: Path | None
-) -> Result | Trace | str:
+) -> Result | Trace | Failure:
     """The result, or why there is none: one run of many must not end the others."""
     try:
         return execute(planned, out, data=data, weights=weights, tensorboard=tensorboard, report=_silent)
     except (FloatingPointError, CheckpointError) as error:
-        return str(error)
+        return error
 
 
 def _silent(line: str) -> None:

@@ -133,3 +133,21 @@ def tune(
     record = {"variant": variant(base), "chosen": chosen, "grid": grid, "accuracy": tried}
     write_atomically(chosen_file(base, out), json.dumps({**record, "base": base.to_dict()}, indent=1))
     return chosen
+
+
+def choose_less(base: Experiment, out: Path) -> dict[str, Any] | None:
+    """After a run with what was chosen has diverged, on more tasks than were tried: the best of the smaller values.
+
+    It is noted beside the trials. None, and nothing is noted, where there is none.
+    """
+    path = chosen_file(base, out)
+    record = json.loads(path.read_text())
+    name, tried = list(record["accuracy"].items())[-1]
+    diverged = record["chosen"][name]
+    smaller = [(accuracy, value) for value, accuracy in tried if value < diverged and accuracy is not None]
+    if not smaller:
+        return None
+    record["chosen"][name] = max(smaller)[1]
+    record["diverged"] = [*record.get("diverged", []), {name: diverged}]
+    write_atomically(path, json.dumps(record, indent=1))
+    return dict(record["chosen"])

@@ -78,7 +78,7 @@ def reproduce(
     positive("--jobs", jobs)
     from dlcft.bench.events import need_tensorboard
     from dlcft.bench.paper import experiments
-    from dlcft.bench.reproduction import choose, execute_all, noted, trials
+    from dlcft.bench.reproduction import choose, execute_all, lowered, noted, trials
     from dlcft.bench.tuning import tunings
 
     if tensorboard is not None:
@@ -91,12 +91,18 @@ def reproduce(
         return
     how: dict[str, Any] = {"data": data, "weights": weights, "jobs": jobs, "report": _told}
     chosen = choose(kinds, out, **how)
-    planned = experiments(artefact, scale, seeds, chosen, rows)
-    results, failures = execute_all(planned, out, tensorboard=tensorboard, **how)
+    while True:
+        planned = experiments(artefact, scale, seeds, chosen, rows)
+        results, failures = execute_all(planned, out, tensorboard=tensorboard, **how)
+        smaller = lowered(kinds, failures, out, report=_told)
+        if not smaller:
+            break
+        chosen |= smaller
     _show(list(results.values()), artefact, scale, chosen)
     print(f"results: {out.resolve()}; dlcft report --runs {out} makes a page of them")
     if failures:
-        raise FloatingPointError(f"{len(failures)} of the runs have no result. " + " ".join(failures))
+        sentences = " ".join(f"{one}: {why}" for one, why in failures)
+        raise FloatingPointError(f"{len(failures)} of the runs have no result. {sentences}")
 
 
 def _told(line: str) -> None:
