@@ -32,6 +32,10 @@ from tests.bench.dataset_files import (
 pytestmark = pytest.mark.usefixtures("no_data_outside")
 
 
+def test_digits_are_digits_whatever_path_is_given_for_other_data_sets(tmp_path):
+    assert torch.equal(load("digits", tmp_path / "cifar100.npz").x_train, load("digits").x_train)
+
+
 def test_digits_are_those_of_the_demo():
     images, demo = load("digits"), digits()
     assert images.x_train.shape == (1198, 1, 32, 32)

@@ -147,7 +147,7 @@ def load(name: str | Path, path: str | Path | None = None, *, download: bool = F
         name: one of `NAMES`, or a path.
         path: the folder that has the official files, or the folder, archive or .npz file itself; what it holds is
             found out if `name` is unknown. By default `~/.cache/dlcft/data/<name>`, or, if that variable is set, the
-            folder `<name>` in `DLCFT_DATA`, or `DLCFT_DATA` itself.
+            folder `<name>` in `DLCFT_DATA`, or `DLCFT_DATA` itself. "digits", which a dependency carries, has no path.
         download: fetch what is missing; without it nothing is.
 
     Raises:
@@ -160,7 +160,7 @@ def load(name: str | Path, path: str | Path | None = None, *, download: bool = F
         (torch.Size([1198, 1, 32, 32]), torch.uint8, 10)
     """
     known = str(name)
-    if known == "digits" and path is None:
+    if known == "digits":
         preprocess = Preprocess(size=(32, 32), mean=_TINY[0], std=_TINY[1], channels=3)
         return ImageSet("digits", *digits_parts(), preprocess)
     if known not in CATALOGUE:
