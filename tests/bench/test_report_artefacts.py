@@ -164,7 +164,7 @@ def test_csv_has_a_line_for_each_figure(mini):
     assert (line["scale"], line["metric"], line["paper"]) == ("mini", "acc", "44.66")
     assert float(line["difference"]) == pytest.approx(float(line["ours"]) - 44.66)
     curve = [x for x in lines if (x["artefact"], x["row"], x["column"]) == ("data-il-curves", "EWC", "100 tasks")]
-    assert [int(x["after"]) for x in curve] == list(range(10, 101, 10))
+    assert [int(x["after"]) for x in curve] == list(range(20, 101, 20))
     assert {x["metric"] for x in lines if x["artefact"] == "vanishing-curvature"} == {
         "train_loss",
         "test_loss",
