@@ -237,7 +237,8 @@ def run(
         old = stream.tasks[:number] if tested and _predicts(experiment) else ()
         before = old_loss(learner, old) if old else 0.0
         _learn(learner, experiment, stream, number)
-        learner.predicted_increase()
+        if tested:  # closed form has to be solved for it
+            learner.predicted_increase()
         entry = learner.history[-1]
         if old:
             entry["measured_increase"] = old_loss(learner, old) - before
