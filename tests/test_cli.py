@@ -139,7 +139,7 @@ def test_five_months_with_new_labels_in_the_third(tmp_path):
     assert "predicted_increase" in told["tasks"][-1]
     done = dlcft("forget", "--model", model, "--data", tmp_path / "month-4")
     assert "forgot 18 samples" in done.stdout
-    assert "still knows them; --keep 1 removes it" in done.stdout
+    assert "Still known to the kept version 5; --keep 1 leaves" in done.stdout
     assert "version 5 is current" in dlcft("rollback", "--model", model).stdout
     done = dlcft("update", "--model", model, "--data", holdout, "--backbone", "shipped")
     assert done.returncode == 2

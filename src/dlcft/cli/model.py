@@ -255,7 +255,7 @@ def forget(*, model: Path, data: Path, keep: int = 2) -> None:
     learner.forget(samples)
     version = learner.save(keep=keep)
     older = ", ".join(str(kept.number) for kept in open_store(model).versions() if kept.number != version)
-    also = f" Version {older} still knows them; --keep 1 removes it." if older else ""
+    also = f" Still known to the kept version {older}; --keep 1 leaves the current one alone." if older else ""
     print(f"forgot {len(samples)} samples; version {version} is current.{also}")
 
 
