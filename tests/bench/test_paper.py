@@ -171,6 +171,13 @@ def test_what_is_tuned():
     kfac = tunings("ablation", "mini", ["DLCFT (K-FAC)"])
     assert {planned.label for planned in kfac.values()} == {"DLCFT (TK-FAC)"}
     assert all(found[name] == planned for name, planned in kfac.items() if name in found)
+    both = tunings("task-class-il", "mini")
+    assert {planned.label: planned.experiment.scenario for planned in both.values()}.items() >= {
+        ("ER", "class-il"),
+        ("DLCFT (TK-FAC)", "class-il"),
+        ("LwF", "task-il"),
+        ("OSLA", "task-il"),
+    }
 
 
 def test_the_order_of_runs():

@@ -309,9 +309,13 @@ def execute(
 
 
 def variant(experiment: Experiment) -> str:
-    """What is tuned together: a method in a scenario with one start of its head, whatever its curvature and stream."""
+    """What is tuned together: a method with one start of its head, whatever its curvature and stream.
+
+    Task- and class-IL have the same tasks, and so the same settings.
+    """
     head = f"/{experiment.settings['head']}" if "head" in experiment.settings else ""
-    return f"{experiment.dataset}/{experiment.scenario}/{experiment.method}{head}"
+    scenario = experiment.scenario if experiment.scenario == "data-il" else "task-class-il"
+    return f"{experiment.dataset}/{scenario}/{experiment.method}{head}"
 
 
 def with_choices(experiment: Experiment, chosen: Settings) -> Experiment:

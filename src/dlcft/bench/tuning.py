@@ -49,11 +49,15 @@ def grid_of(experiment: Experiment) -> Grid:
 def tunings(artefact: str, scale: str, only: Sequence[str] = ()) -> dict[str, Planned]:
     """What there is to tune for an artefact (or for "all"), by `paper.variant`."""
     usual: dict[str, Planned] = {}
-    # tuned by the stream of the fewest tasks, with the method as it is in its recipe
-    for experiment, planned in sorted(_tunable("all", scale), key=lambda pair: (pair[0].tasks, len(pair[0].settings))):
+    for experiment, planned in sorted(_tunable("all", scale), key=lambda pair: _usual(pair[0])):
         usual.setdefault(variant(experiment), planned)
     needed = {variant(experiment) for experiment, _ in _tunable(artefact, scale, only)}
     return {name: planned for name, planned in usual.items() if name in needed}
+
+
+def _usual(experiment: Experiment) -> tuple[int, int, bool]:
+    """The least is tuned: on the fewest tasks, with the method as it is in its recipe, in class-IL before task-IL."""
+    return experiment.tasks, len(experiment.settings), experiment.scenario != "class-il"
 
 
 def _tunable(artefact: str, scale: str, only: Sequence[str] = ()) -> list[tuple[Experiment, Planned]]:
