@@ -63,6 +63,11 @@ class Entry:
             return None, None
         return self.row.recovered, self.row.recovered_mixed
 
+    @property
+    def costs(self) -> bool:
+        """Whether time and size belong beside it: they are known, and do not stand beside its accuracy already."""
+        return self.row is not None and self.metric in ("accuracy", "acc")
+
 
 @dataclass(frozen=True)
 class Reported:

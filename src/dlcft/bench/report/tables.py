@@ -32,6 +32,7 @@ NOTES = {
     "ours": "Ours: mean ± standard deviation over seeds, in parentheses how many; percent, differences in points.",
     "recovered pair": "Recovered: (method − None)/(Joint − None) in percent, None and Joint of the same model and loss "
     "/ with the nonlinear None, as in the paper.",
+    "costs": "Seconds: of learning, training and remembering together. MB: what is saved, network and memory.",
     "curve": "Percent after so many tasks, mean over seeds. Joint has learned all at once.",
     "eigenvalue": "Largest eigenvalue of the Fisher matrix of the mean loss, from a part of the training images.",
     "untuned": f"{UNTUNED} with the open choices' settings, where others were tuned.",
@@ -148,11 +149,14 @@ def artefact_table(one: Reported) -> Table:
         known = [entry for entry in there if entry.ours and not (entry.row and entry.row.experiment.joint)]
         top = max(known, key=lambda entry: entry.ours.mean if entry.ours else 0, default=None)
         parts: list[tuple[str, Callable[[Entry], Cell]]] = [("ours", partial(ours_cell, top=top, tuned=tuned))]
-        if any(entry.paper is not None for entry in there):
-            parts += [("paper", paper_cell), ("difference", difference_cell)]
+        parts += [("paper", paper_cell)] * any(entry.paper is not None for entry in there)
+        parts += [("difference", difference_cell)] * any(entry.difference is not None for entry in there)
         if any(share is not None for entry in there for share in entry.recovered):
             parts += [("recovered", recovered_cell)]
-            notes = [NOTES["ours"], NOTES["recovered pair"]]
+            notes = [*notes, NOTES["recovered pair"]]
+        if any(entry.costs for entry in there):
+            parts += [("seconds", seconds_cell), ("MB", size_cell)]
+            notes = [*notes, NOTES["costs"]]
         groups.append((column, len(parts)))
         head += [name for name, _ in parts]
         for label, entry in entries.items():
@@ -161,7 +165,7 @@ def artefact_table(one: Reported) -> Table:
     notes += [NOTES["unconverged"]] * any(row.unconverged for row in rows)
     notes += [NOTES["untuned"]] * any(UNTUNED in cell.text for cells in lines.values() for cell in cells)
     shown = tuple((label, tuple(cells)) for label, cells in lines.items())
-    return Table(one.title, "", tuple(groups), tuple(head), shown, (*one.notes, *notes))
+    return Table(one.title, "", tuple(groups), tuple(head), shown, (*one.notes, *dict.fromkeys(notes)))
 
 
 def paper_cell(entry: Entry) -> Cell:
@@ -189,6 +193,18 @@ def recovered_cell(entry: Entry) -> Cell:
     own, mixed = (None if share is None else 100 * share for share in entry.recovered)
     text = MISSING if own is None and mixed is None else f"{number(own, 0)} / {number(mixed, 0)}"
     return Cell(text, mixed if own is None else own)
+
+
+def seconds_cell(entry: Entry) -> Cell:
+    """How long it learned."""
+    seconds = entry.row.seconds.mean if entry.costs and entry.row else None
+    return Cell(number(seconds, 0), seconds)
+
+
+def size_cell(entry: Entry) -> Cell:
+    """How much it keeps."""
+    size = entry.row.state_bytes.mean / 1e6 if entry.costs and entry.row else None
+    return Cell(number(size, 1), size)
 
 
 def _curve_table(one: Reported) -> Table:
