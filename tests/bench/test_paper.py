@@ -1,8 +1,10 @@
 """The paper's artefacts: its own numbers, nothing run twice, and every scale runnable."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -141,15 +143,15 @@ def test_tuning(tmp_path):
     small = {"strength": (1.0, 1e12), "lr": (1e-3,)}
     best = tune(planned.experiment, small, tmp_path, report=lines.append)
     assert best["lr"] == 1e-3
-    assert len(lines) == 3
+    assert len(lines) == 4
     trials = list((tmp_path / FOLDER).glob("digits-*.json"))
-    assert 1 <= len(trials) <= 3
+    assert 1 <= len(trials) <= 4
     assert all(Result.read(path).experiment.validate for path in trials)
     # what was chosen is noted, and holds for this grid and this experiment alone
     for path in trials:
         path.unlink()
     assert tune(planned.experiment, small, tmp_path, report=lines.append) == best
-    assert len(lines) == 3
+    assert len(lines) == 4
     assert read_chosen(planned.experiment, {**small, "lr": (1e-3, 1e-2)}, tmp_path) is None
     assert read_chosen(replace(planned.experiment, per_class=5), small, tmp_path) is None
     chosen_file(planned.experiment, tmp_path).write_text("[]")
@@ -159,6 +161,20 @@ def test_tuning(tmp_path):
     steps = replace(planned.experiment, settings={**planned.experiment.settings, "batch_size": 4})
     with pytest.raises(ValueError, match="diverges with every lr"):
         tune(steps, {"lr": (1e30,)}, tmp_path, report=lines.append)
+
+
+@pytest.mark.parametrize(("best", "tried"), [(3e-3, [1e-3, 3e-3, 1e-2]), (3e-2, [1e-3, 3e-3, 1e-2, 3e-2, 1e-1])])
+def test_the_learning_rate_is_sought_beyond_its_grid(tmp_path, monkeypatch, best, tried):
+    seen = []
+
+    def accuracy(one, out, **_):
+        seen.append(RECIPES["none"].with_settings(dict(one.settings)).lr)
+        return SimpleNamespace(accuracy=1 - abs(math.log10(seen[-1] / best)))
+
+    monkeypatch.setattr("dlcft.bench.tuning.run", accuracy)
+    (planned,) = tunings("data-il", "smoke", ["None"]).values()
+    assert tune(planned.experiment, grid_of(planned.experiment), tmp_path, report=print) == {"lr": best}
+    assert seen == tried
 
 
 def test_what_is_tuned():

@@ -104,6 +104,8 @@ def tune(
 ) -> dict[str, Any]:
     """The best settings of a grid, found one setting after another; trials are results too, never run twice.
 
+    Where the largest learning rate is the best, three times as much is tried, until that is no better.
+
     Args:
         base: what to tune; its seed is the trials'.
         grid: the values of each setting.
@@ -121,15 +123,19 @@ def tune(
     chosen: dict[str, Any] = {}
     tried: dict[str, list[tuple[Any, float | None]]] = {}
     for name, values in grid.items():
-        scores = {}
-        for value in values:
+        scores: dict[Any, float] = {}
+        left = list(values)
+        while left:
+            value = left.pop(0)
             one = trial(base, {**chosen, name: value})
             try:
                 scores[value] = run(one, out / FOLDER, data=data, weights=weights, report=lambda line: None).accuracy
             except FloatingPointError:
                 scores[value] = -math.inf
             report(f"{variant(base)}, {name}={value}: {scores[value]:.1%}")
-        chosen[name] = max(scores, key=lambda value: scores[value])
+            chosen[name] = max(scores, key=lambda value: scores[value])
+            if name == "lr" and not left and chosen[name] == max(scores) and math.isfinite(scores[value]):
+                left = [float(f"{3.1623 * chosen[name]:.0e}")]  # 1e-3, 3e-3, 1e-2, …
         if scores[chosen[name]] == -math.inf:
             raise ValueError(f"{base.method} diverges with every {name} that was tried: {', '.join(map(str, values))}.")
         # a run that diverged has no accuracy, and JSON no infinity
