@@ -135,7 +135,7 @@ def tune(
             report(f"{variant(base)}, {name}={value}: {scores[value]:.1%}")
             chosen[name] = max(scores, key=lambda value: scores[value])
             if name == "lr" and not left and chosen[name] == max(scores) and math.isfinite(scores[value]):
-                left = [float(f"{3.1623 * chosen[name]:.0e}")]  # 1e-3, 3e-3, 1e-2, …
+                left = [_next(value)]
         if scores[chosen[name]] == -math.inf:
             raise ValueError(f"{base.method} diverges with every {name} that was tried: {', '.join(map(str, values))}.")
         # a run that diverged has no accuracy, and JSON no infinity
@@ -143,6 +143,11 @@ def tune(
     record = {"variant": variant(base), "chosen": chosen, "grid": grid, "accuracy": tried}
     write_atomically(chosen_file(base, out), json.dumps({**record, "base": base.to_dict()}, indent=1))
     return chosen
+
+
+def _next(lr: float) -> float:
+    """After 1e-3 comes 3e-3, then 1e-2."""
+    return float(f"{10 ** ((round(2 * math.log10(lr)) + 1) / 2):.0e}")
 
 
 def choose_less(base: Experiment, out: Path) -> dict[str, Any] | None:
