@@ -32,7 +32,8 @@ NOTES = {
     "ours": "Ours: mean ± standard deviation over seeds, in parentheses how many; percent, differences in points.",
     "recovered pair": "Recovered: (method − None)/(Joint − None) in percent, None and Joint of the same model and loss "
     "/ with the nonlinear None, as in the paper.",
-    "costs": "Seconds: of learning, training and remembering together. MB: what is saved, network and memory.",
+    "costs": "Seconds: of training and remembering; closed form solves later, when it is asked. "
+    "MB: what is saved, network and memory.",
     "curve": "Percent after so many tasks, mean over seeds. Joint has learned all at once.",
     "eigenvalue": "Largest eigenvalue of the Fisher matrix of the mean loss, from a part of the training images.",
     "untuned": f"{UNTUNED} with the open choices' settings, where others were tuned.",
