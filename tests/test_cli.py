@@ -73,6 +73,7 @@ def test_help_and_version():
         (["update", "--model", "m", "--data", "nowhere"], "there is no file or folder"),
         (["update", "--model", "a-file", "--data", "nowhere"], "which is a file; a directory is needed"),
         (["update", "--model", ".", "--data", "."], "which holds a-file and no model"),
+        (["update", "--model", "m", "--data", "x", "--page", "a-file/page.html"], "--page is a-file/page.html"),
         (["predict", "x", "--model", "nowhere"], "holds no model"),
         (["predict", "x", "--model", "m", "--out", "nowhere/a.csv"], "a file in a folder that exists"),
         (["history", "--model", "nowhere"], "holds no model"),

@@ -6,6 +6,7 @@ import torch
 from dlcft import Learner
 from dlcft.checkpoint import Store
 from dlcft.updates import update
+from tests.samples import write_images
 from tests.test_learner import backbone, data, make
 
 
@@ -50,6 +51,14 @@ def test_a_gate_keeps_the_new_version_aside(learner):
     assert not again.accepted
     store.rollback(again.version)
     assert Learner.load(directory, backbone()).evaluate(holdout)["accuracy"] < 0.5
+
+
+def test_a_broken_holdout_is_found_before_anything_is_learned(learner, tmp_path, monkeypatch):
+    holdout = write_images(tmp_path / "holdout")
+    (holdout / "dog" / "3.png").write_bytes(b"no image")
+    monkeypatch.setattr(Learner, "learn", lambda *_, **__: pytest.fail("learned first"))
+    with pytest.raises(ValueError, match=r"3\.png"):
+        update(learner, data([0, 1]), holdout=holdout)
 
 
 def test_gates_need_a_holdout(learner):

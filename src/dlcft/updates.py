@@ -134,7 +134,13 @@ def update(
     if learner.directory is None and learner.method.trains:
         learner.save(place)  # so that training, which may take long, can be continued after a kill
     known = set(learner.labels()) if learner.tasks else set()
-    before = answers(learner, held_out) if held_out is not None and learner.tasks else None
+    before = None
+    if held_out is not None:
+        if learner.tasks:
+            before = answers(learner, held_out)
+        else:  # an image that cannot be read must not be found after all was learned
+            for some in torch.arange(len(held_out)).split(TEST_BATCH):
+                held_out.fetch(some)
     started = time.perf_counter()
     learner.learn(samples, resume=resume)
     _ = learner.model  # what is solved in closed form is solved now

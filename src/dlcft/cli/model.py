@@ -86,6 +86,8 @@ def update(
         Print the facts as JSON.
     """
     positive("--keep", keep)
+    if page is not None and (page.is_dir() or any(part.is_file() for part in page.parents)):
+        raise ValueError(f"--page is {page}; it must be a file, in a folder that can be made if it is not there.")
     from dlcft.updates import update as learn_update
 
     first = First(backbone, weights, method, train, dict(setting(text) for text in set_ or []))
