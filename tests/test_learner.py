@@ -12,7 +12,7 @@ from torch import nn
 
 from dlcft import Learner
 from dlcft.images import Preprocess
-from dlcft.methods import Finetune, Quadratic, Replay
+from dlcft.methods import Batch, Finetune, Quadratic, Replay, Task
 from dlcft.progress import Progress, reporter
 from dlcft.recipes import RECIPES, Recipe
 
@@ -319,14 +319,23 @@ def test_a_method_of_ones_own():
     assert learner.history[0]["loss"][0] < plain.history[0]["loss"][0]
 
 
-def test_der_compares_stored_columns_only():
-    learner = make("der", epochs=1)
+def test_der_keeps_what_was_answered_and_new_outputs_at_zero():
+    learner = make("der", epochs=1, replay_batch=24, replay_logits=0.3)
     learner.learn(data([0, 1]))
-    assert isinstance(learner.method, Replay)
-    learner.learn(data([2, 3]))
-    drawn = learner.method.buffer.sample(48, torch.Generator().manual_seed(0))
-    assert set(drawn.columns.tolist()) == {2, 4}
-    assert not drawn.stored[drawn.columns == 2][:, 2:].any()
+    x, y = data([2, 3])
+    method, head = learner.method, learner.model.heads["main"]
+    assert isinstance(method, Replay)
+    learner.model.grow("main", 4)
+    with torch.no_grad():
+        learner.model.heads["main"].weight[2:] = 0.5
+    drawn = method.buffer.sample(24, torch.Generator().manual_seed(0))
+    outputs = learner.model(drawn.x, "main")
+    target = torch.cat([drawn.logits, torch.zeros(24, 2)], 1)
+    expected = torch.nn.functional.cross_entropy(learner.model(x, "main"), y) + 0.3 * (outputs - target).square().mean()
+    task = Task(learner.model, "main", learner.loss, [(x, y)], len(y), lambda x, _: x, learner._stream)
+    found = method.objective(task, Batch(x, x, y, 0, torch.Generator().manual_seed(0)))
+    assert drawn.logits.shape == (24, head.out_features)
+    torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize(

@@ -25,8 +25,7 @@ class Replayed:
     Attributes:
         x: inputs as they were added: a tensor, or a tuple or dictionary of tensors.
         y: labels.
-        logits: samples × widest; only the first `columns` of a row were stored, the others are 0.
-        columns: how many outputs the head had when the sample was stored; 0 where no logits were given.
+        logits: samples × widest; 0 where a row was stored with fewer, or with none.
         head: an index into `heads` for each sample.
         heads: names.
     """
@@ -34,14 +33,8 @@ class Replayed:
     x: Input
     y: Tensor
     logits: Tensor
-    columns: Tensor
     head: Tensor
     heads: tuple[str, ...]
-
-    @property
-    def stored(self) -> Tensor:
-        """Which logits were stored: a mask of their shape."""
-        return torch.arange(self.logits.shape[1], device=self.logits.device) < self.columns[:, None]
 
     def by_head(self) -> Iterator[tuple[str, Replayed]]:
         """The samples of each head that occurs."""
@@ -51,7 +44,7 @@ class Replayed:
             x = _joined(kind, {name: t[rows] for name, t in parts.items()})
             yield (
                 self.heads[index],
-                Replayed(x, self.y[rows], self.logits[rows], self.columns[rows], self.head[rows], self.heads),
+                Replayed(x, self.y[rows], self.logits[rows], self.head[rows], self.heads),
             )
 
 
@@ -133,7 +126,7 @@ class Buffer:
             rows = torch.randint(len(self), (n,), generator=generator, device=device)
         drawn = {name: t[rows.to(t.device)] for name, t in self._tensors.items()}
         x = _joined(self._kind, {name[2:]: t for name, t in drawn.items() if name.startswith("x|")})
-        return Replayed(x, drawn["y"], drawn["logits"], drawn["columns"], drawn["head"], tuple(self._heads))
+        return Replayed(x, drawn["y"], drawn["logits"], drawn["head"], tuple(self._heads))
 
     def state(self) -> tuple[Tensors, dict[str, Any]]:
         """Tensors, and a header that JSON can hold."""
@@ -172,8 +165,7 @@ class Buffer:
             logits = torch.zeros(len(y), 0, device=y.device)
         elif logits.dim() != 2 or len(logits) != len(y):
             raise ValueError(f"logits have shape {tuple(logits.shape)}; ({len(y)} samples × outputs) is needed.")
-        columns = torch.full((len(y),), logits.shape[1], device=y.device)
-        return batch | {"logits": logits, "columns": columns}
+        return batch | {"logits": logits}
 
     def _allocate(self, batch: Tensors) -> None:
         """Places for `capacity` samples, with as many columns of logits as the widest row."""

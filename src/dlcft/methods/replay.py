@@ -47,16 +47,20 @@ class Replay(Method):
         return total
 
     def _distance(self, task: Task, generator: torch.Generator) -> Tensor:
-        """Mean squared distance to the stored logits, over the columns that were stored."""
+        """Mean squared distance to the stored logits; outputs that came later were zero then, as new rows are.
+
+        Were they left out, nothing would keep them from answering for old samples.
+        """
         drawn = self.buffer.sample(self.replay_batch, generator)
         total, entries = torch.zeros((), device=drawn.y.device), 0
         for head, part in drawn.by_head():
             outputs = task.model(task.augment(part.x, generator), head)
-            width = min(outputs.shape[1], part.logits.shape[1])
-            stored = part.stored[:, :width]
-            total = total + ((outputs[:, :width] - part.logits[:, :width]).square() * stored).sum()
-            entries += int(stored.sum())
-        return total / max(1, entries)
+            target = torch.zeros_like(outputs)
+            width = min(target.shape[1], part.logits.shape[1])
+            target[:, :width] = part.logits[:, :width]
+            total = total + (outputs - target).square().sum()
+            entries += outputs.numel()
+        return total / entries
 
     def observe(self, task: Task, batch: Batch) -> None:
         """Offer the batch to the reservoir."""
