@@ -322,7 +322,8 @@ def per_sample_gradients(
         return (z[0] * cotangent).sum()
 
     gradient = torch.func.grad(scalar)
-    with sdpa_kernel(SDPBackend.MATH):
+    # it differentiates all the same; a graph of its own would live as long as the sums that the gradients go into
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
         try:
             each_draw = torch.func.vmap(gradient, (None, None, 0))
             return dict(torch.func.vmap(each_draw, (None, 0, 1), out_dims=1)(parameters, x, cotangents))
