@@ -257,6 +257,47 @@ def test_a_ridge_is_chosen_alike_with_and_without_an_eigendecomposition(monkeypa
     assert chosen not in (RIDGES[0], RIDGES[-1])
 
 
+def noisy(n, features, seed=0):
+    """Two classes that one direction tells apart, not well."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, features, generator=generator, dtype=torch.float64)
+    y = (x[:, :9].sum(1) + 3 * torch.randn(n, generator=generator, dtype=torch.float64) > 0).long()
+    return x, y
+
+
+@pytest.mark.parametrize("limit", [0, 1500])
+@pytest.mark.parametrize("again", [1, 20, 60])
+def test_samples_that_come_again_do_not_spoil_the_ridge(limit, again, monkeypatch):
+    monkeypatch.setattr("dlcft.ridge._EIGEN_LIMIT", limit)
+    x, y = noisy(60, 90)
+    once, twice = sums(x, y), sums(x, y).add(x[:again], y[:again])
+    assert once.choose_ridge() > 1e-2
+    ratio = twice.choose_ridge() / once.choose_ridge()
+    assert 0.3 < ratio < 3.3, "at the most one step of the grid"
+
+
+@pytest.mark.parametrize("features", [90, 30])
+def test_how_many_samples_differ(features):
+    x, y = noisy(60, features)
+    path = sums(x, y).add(x[:5], y[:5]).path()
+    assert path.distinct == (60 if features > 60 else 65), "told only where a fit can go through all samples"
+    by_trace = path.problem.distinct(path.samples)
+    assert by_trace == pytest.approx(path.distinct, abs=4), "from random vectors"
+
+
+def test_a_feature_that_only_forgotten_samples_had():
+    x, y = data(30)
+    x[:, 2] = 0.0
+    gone, labels = data(20, seed=1)
+    left = sums(x, y).add(gone, labels).subtract(gone.float(), labels)
+    assert left.gram[2].abs().max() == left.class_sums[:, 2].abs().max() == 0
+    for found, expected in zip(left.solve(0.1), sums(x, y).solve(0.1), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    spoiled = sums(x, y)
+    spoiled.gram[2, 2] = -1e-17
+    assert all(part.isfinite().all() for part in spoiled.solve(0.1))
+
+
 @pytest.mark.parametrize("limit", [0, 1500])
 def test_the_ridge_may_pull_to_a_start(limit, monkeypatch):
     """Against the normal equations written out; without data in a direction, the start is kept there."""

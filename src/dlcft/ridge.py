@@ -169,7 +169,10 @@ class RidgeSums:
         if gone.all():
             return RidgeSums.empty(self.features, dtype=size.dtype, device=size.device).grow(left.classes)
         counts, class_sums = left.counts.masked_fill(gone, 0), left.class_sums.masked_fill(gone[:, None], 0)
-        return replace(left, counts=counts, class_sums=class_sums)
+        # a feature that is zero in all that is left: what the difference leaves of it is rounding
+        dead = left.gram.diagonal() <= _ROUNDING * size
+        gram = left.gram.masked_fill(dead, 0).masked_fill_(dead[:, None], 0)
+        return replace(left, counts=counts, class_sums=class_sums.masked_fill(dead, 0), gram=gram)
 
     def grow(self, classes: int) -> RidgeSums:
         """With outputs for `classes` classes; those not seen have zero targets, so zero weights.
@@ -297,10 +300,11 @@ class RidgeSums:
             return float(ridges[int(scores.argmin())])
         problem, ridges = self._problem(standardize, balance, scale, start), sorted(ridges)
         tried: dict[int, float] = {}
+        samples = problem.distinct(self.samples)
 
         def score(index: int) -> float:
             if index not in tried:
-                tried[index] = problem.gcv(ridges[index], self.samples)
+                tried[index] = problem.gcv(ridges[index], samples)
             return tried[index]
 
         low, high = 0, len(ridges) - 1
@@ -391,7 +395,7 @@ class RidgeSums:
         size = matrix.diagonal().clone()
         matrix.addr_(mean, mean, alpha=-1)
         variance = matrix.diagonal().clamp(min=0)
-        varies = variance > _CONSTANT * size
+        varies = (variance > _CONSTANT * size) & (variance > 0)
         if not standardize:
             variance = torch.full_like(variance, float(variance[varies].mean()) if varies.any() else 1.0)
         inverse = variance.rsqrt().where(varies, torch.zeros_like(variance))

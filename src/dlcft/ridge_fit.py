@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 _PROBES = 32  # random vectors that estimate a trace
+_NEARLY_NONE = 1e-7  # a ridge that leaves the rank of a matrix in float64, and that a Cholesky factor bears
+_INTERPOLATED = 0.05  # the share of the targets' energy below which a fit without a ridge goes through the samples
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,23 +30,44 @@ class Problem:
     scale: float
     start: Tensor | None
 
-    def gcv(self, ridge: float, samples: int) -> float:
-        """As `RidgePath.gcv`, by a Cholesky factor; the trace of the inverse by `_PROBES` random vectors."""
+    def gcv(self, ridge: float, samples: float) -> float:
+        """As `RidgePath.gcv`, by a Cholesky factor; the degrees of freedom by `_PROBES` random vectors."""
+        found = self._fit(ridge)
+        if found is None:
+            return math.inf
+        residual, freedom = found
+        left = 1 - freedom / samples
+        return 0.5 * self.scale**2 * max(residual, 0.0) / left**2 if left > 0 else math.inf
+
+    def distinct(self, samples: int) -> float:
+        """As `RidgePath.distinct`, by the degrees of freedom of a ridge that is nearly none."""
+        found = self._fit(_NEARLY_NONE)
+        if found is None:
+            return samples
+        residual, freedom = found
+        return different(samples, freedom, self.varying, residual, self.energy)
+
+    @property
+    def varying(self) -> int:
+        """How many features are not constant."""
+        return int((self.inverse > 0).sum())
+
+    def _fit(self, ridge: float) -> tuple[float, float] | None:
+        """The residual and the degrees of freedom, intercept included; None where there is no factor."""
         damped = self.matrix.clone()
         damped.diagonal().add_(ridge)
         factor, failed = cholesky_in_place(damped)
         if failed:
-            return math.inf
+            return None
         generator = torch.Generator().manual_seed(0)
         probes = torch.randint(0, 2, (len(factor), _PROBES), generator=generator).to(factor) * 2 - 1
         solved = torch.cholesky_solve(torch.cat([self.right.T, probes], 1), factor)
         weight, inverse = solved[:, : len(self.right)].T, solved[:, len(self.right) :]
-        varying = int((self.inverse > 0).sum())  # a constant feature adds 1/ridge to the trace, and no freedom
-        trace = float((probes * inverse).sum() / _PROBES) - (len(factor) - varying) / ridge
+        # a constant feature adds 1/ridge to the trace, and no freedom
+        trace = float((probes * inverse).sum() / _PROBES) - (len(factor) - self.varying) / ridge
         residual = self.energy - float((weight * self.right).sum())
         residual -= ridge * float(weight.square().sum())
-        left = 1 - (1 + varying - ridge * trace) / samples
-        return 0.5 * self.scale**2 * max(residual, 0.0) / left**2 if left > 0 else math.inf
+        return residual, 1 + self.varying - ridge * trace
 
     def raw(self, standardised: Tensor) -> tuple[Tensor, Tensor]:
         """V and b for the features as they come."""
@@ -69,11 +92,22 @@ class RidgePath:
         check_ridges([ridge])
         return self.problem.raw(self.projected / (self.values + ridge) @ self.vectors.T)
 
+    @property
+    def distinct(self) -> float:
+        """The number of samples, or less: how many different ones, where the features are enough to tell.
+
+        A sample that is there twice takes one degree of freedom and would count as two: with more features than
+        samples the score would then fall to zero with the ridge.
+        """
+        residual = self.problem.energy - float((self.projected.square() / self.values).sum())
+        freedom = 1 + len(self.values)
+        return different(self.samples, freedom, self.problem.varying, residual, self.problem.energy)
+
     def gcv(self, ridges: Sequence[float]) -> Tensor:
         """Generalised cross-validation, `loss / (1 − df/n)²`: an estimate of the mean loss on unseen data.
 
         The degrees of freedom, intercept included, are `df = 1 + Σ_j λ_j/(λ_j + ridge)`, λ the eigenvalues; n is the
-        number of samples. With weights or balance the loss is the weighted one.
+        number of samples, see `distinct`. With weights or balance the loss is the weighted one.
 
         Raises:
             ValueError: when a ridge is not positive.
@@ -84,9 +118,23 @@ class RidgePath:
         explained = (energy * (2 - self.values / damped) / damped).sum(1)
         residual = self.problem.energy - explained
         freedom = 1 + (self.values / damped).sum(1)
-        left = (1 - freedom / self.samples).clamp(min=0)
+        left = (1 - freedom / self.distinct).clamp(min=0)
         score: Tensor = 0.5 * self.problem.scale**2 * residual.clamp(min=0) / left.square()
         return score.nan_to_num(nan=math.inf)  # 0/0: as many degrees of freedom as samples
+
+
+def different(samples: int, freedom: float, varying: int, residual: float, energy: float) -> float:
+    """How many samples differ, as far as a fit without a ridge shows: where it goes through all of them.
+
+    Args:
+        samples: how many there are.
+        freedom: degrees of freedom of that fit, intercept included.
+        varying: how many features are not constant; a fit that uses all of them shows nothing.
+        residual: what it leaves of the targets' energy.
+        energy: of the targets.
+    """
+    through_all = freedom < varying + 0.5 and residual < _INTERPOLATED * energy
+    return min(float(samples), freedom) if through_all else samples
 
 
 def cholesky_in_place(matrix: Tensor) -> tuple[Tensor, Tensor]:
