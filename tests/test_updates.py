@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from dlcft import Learner
-from dlcft.checkpoint import Store
+from dlcft.checkpoint import CheckpointError, Store
 from dlcft.updates import update
 from tests.samples import write_images
 from tests.test_learner import backbone, data, make
@@ -83,7 +83,7 @@ def test_what_turned_wrong_and_what_changed_on_disk(learner):
     assert flip.label == str(int(holdout[1][int(flip.input)])) != flip.answer
     assert spoiled.per_class_before == {"0": 15, "1": 15}
     assert sum(count for _, _, count in spoiled.calibration) == 30
-    assert (spoiled.disk.removed, [row["version"] for row in spoiled.disk.kept]) == ([1, 2], [3])
+    assert (spoiled.disk.removed, [row["version"] for row in spoiled.disk.kept]) == ([2], [3])
     assert spoiled.disk.written == spoiled.disk.kept[0]["bytes"] > 1000
     assert [task["accuracy"] for task in spoiled.tasks] == [1.0, spoiled.accuracy]
     assert spoiled.tasks[1]["predicted_increase"] == spoiled.predicted_increase > 1
@@ -97,3 +97,18 @@ def test_one_version_kept_and_a_gate(learner):
     store = Store(learner._home.store.directory)
     assert store.current.number == 2
     assert len(store.versions()) == 2
+
+
+def test_a_gate_that_cannot_be_measured_is_refused(learner):
+    update(learner, data([0, 1]))
+    with pytest.raises(ValueError, match="the holdout has none of them: its labels are 5"):
+        update(learner, data([0, 1], seed=1), holdout=data([5]), max_drop=0.1)
+    assert learner.tasks == 1
+    assert update(learner, data([0, 1], seed=1), holdout=data([5])).calibration_error is None
+
+
+def test_nothing_learned_is_no_version(tmp_path):
+    done = update(make("dlcft"), data([0, 1]), directory=tmp_path / "model", keep=2)
+    assert [row["version"] for row in done.disk.kept] == [done.version]
+    with pytest.raises(CheckpointError, match="is not kept"):
+        Store(tmp_path / "model").rollback()

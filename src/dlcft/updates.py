@@ -134,6 +134,13 @@ def update(
     if learner.directory is None and learner.method.trains:
         learner.save(place)  # so that training, which may take long, can be continued after a kill
     known = set(learner.labels()) if learner.tasks else set()
+    if held_out is not None and known and not known & set(held_out.labels) and (max_drop, max_flips) != (None, None):
+        raise ValueError(
+            f"max_drop and max_flips are measured on known labels, and the holdout has none of them: its labels are "
+            f"{', '.join(map(str, sorted(set(held_out.labels), key=str)[:5]))} …, known ones "
+            f"{', '.join(map(str, sorted(known, key=str)[:5]))} …"
+        )
+    begun = bool(learner._labels)
     before = None
     if held_out is not None:
         if learner.tasks:
@@ -153,7 +160,8 @@ def update(
     gates = [*_passed("max_drop", facts["drop"], max_drop), *_passed("max_flips", facts["flips"], max_flips)]
     store = Store(place)
     there = store.versions()
-    version = learner.save(directory, keep=keep, current=not gates)
+    # what training saved before anything was learned is no version to go back to
+    version = learner.save(directory, keep=keep if begun else 1, current=not gates)
     return Update(
         samples=len(samples),
         learned={str(label): count for label, count in Counter(samples.labels).items()},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 
@@ -29,3 +30,16 @@ def positive(name: str, value: int) -> None:
     """
     if value < 1:
         raise ValueError(f"{name} is {value}; it must be at least 1.")
+
+
+def apart(option: str, path: Path, model: Path, *inputs: Path | None) -> None:
+    """Refuse to write over what is read.
+
+    Raises:
+        ValueError: when the path is one of the inputs, or lies in the model's directory.
+    """
+    place = path.resolve()
+    if model.resolve() in place.parents:
+        raise ValueError(f"{option} is {path}, in the directory of the model; choose another place.")
+    if place in [given.resolve() for given in inputs if given is not None]:
+        raise ValueError(f"{option} is {path}, which is read; choose another place.")

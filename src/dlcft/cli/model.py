@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from dlcft.cli.arguments import positive, setting
+from dlcft.cli.arguments import apart, positive, setting
 from dlcft.cli.opening import First, nothing_left_behind, open_learner, open_or_create, open_store, unbound
 
 if TYPE_CHECKING:
@@ -86,8 +86,10 @@ def update(
         Print the facts as JSON.
     """
     positive("--keep", keep)
-    if page is not None and (page.is_dir() or any(part.is_file() for part in page.parents)):
-        raise ValueError(f"--page is {page}; it must be a file, in a folder that can be made if it is not there.")
+    if page is not None:
+        if page.is_dir() or any(part.is_file() for part in page.parents):
+            raise ValueError(f"--page is {page}; it must be a file, in a folder that can be made if it is not there.")
+        apart("--page", page, model, data, holdout)
     from dlcft.updates import update as learn_update
 
     first = First(backbone, weights, method, train, dict(setting(text) for text in set_ or []))
@@ -147,6 +149,8 @@ def predict(
     positive("--batch-size", batch_size)
     if out is not None and (out.is_dir() or not out.parent.is_dir()):
         raise ValueError(f"--out is {out}; it must be a file in a folder that exists.")
+    if out is not None:
+        apart("--out", out, model, inputs)
     learner = open_learner(model)
     what = learner.inputs(inputs)
     top = min(top, len(learner.labels()))
@@ -309,7 +313,9 @@ def _print_update(done: Update, model: Path) -> None:
     if done.predicted_increase is not None:
         print(f"old data's mean loss, by the memory alone: {done.predicted_increase:+.4g}")
     if done.accuracy is not None:
-        print(f"holdout accuracy {done.accuracy:.2%}; calibration error {done.calibration_error:.3f} (same samples)")
+        error = done.calibration_error
+        calibration = "" if error is None else f"; calibration error {error:.3f} (same samples)"
+        print(f"holdout accuracy {done.accuracy:.2%}{calibration}")
         for label, (right, total) in done.per_class.items():
             print(f"  {label}: {right} of {total}")
     if done.flips is not None and done.drop is not None:

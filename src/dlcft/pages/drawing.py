@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import io
 import re
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
@@ -93,7 +94,9 @@ def to_svg(figure: Figure, identity: str, label: str) -> str:
     """As an element of a page: names unique in it, nothing that points out of it."""
     file = io.StringIO()
     nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    figure.savefig(file, format="svg", transparent=True, metadata=nothing)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph")  # text stays text: the reader's fonts have it
+        figure.savefig(file, format="svg", transparent=True, metadata=nothing)
     text = file.getvalue()
     text = text[text.index("<svg") :].replace("xlink:href", "href").replace(INK, "currentColor")
     text = re.sub(r'(\sid="|href="#|url\(#)(?!' + re.escape(identity) + ")", rf"\g<1>{identity}-", text)
