@@ -319,6 +319,13 @@ def test_a_method_of_ones_own():
     assert learner.history[0]["loss"][0] < plain.history[0]["loss"][0]
 
 
+@pytest.mark.parametrize(("name", "times"), [("er", 1), ("der", 3), ("derpp", 3)])
+def test_logits_are_stored_all_along(name, times):
+    learner = make(name, epochs=3)
+    learner.learn(data([0, 1]))
+    assert learner.method.buffer.seen == times * 24
+
+
 def test_der_keeps_what_was_answered_and_new_outputs_at_zero():
     learner = make("der", epochs=1, replay_batch=24, replay_logits=0.3)
     learner.learn(data([0, 1]))

@@ -22,7 +22,8 @@ class Replay(Method):
     """ER, DER and DER++: replay past samples by their labels, by their logits, or both.
 
     Args:
-        buffer: filled while training, in the first epoch.
+        buffer: filled while training: in the first epoch, or in each where logits are stored, so that they come from
+            the whole way and not from its beginning alone (as in DER's own code).
         logits: DER's α: weight of the squared distance to the stored logits.
         labels: weight of the loss on replayed labels (ER: 1; DER++: β).
         replay_batch: how many are replayed a step.
@@ -64,7 +65,7 @@ class Replay(Method):
 
     def observe(self, task: Task, batch: Batch) -> None:
         """Offer the batch to the reservoir."""
-        if batch.epoch == 0:
+        if batch.epoch == 0 or self.logits:
             logits = self._outputs if self.logits else None
             self.buffer.add(batch.original, batch.y, logits, head=task.head, generator=batch.generator)
 
