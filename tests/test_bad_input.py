@@ -58,8 +58,8 @@ BAD = {
     "an empty task": (lambda a: a.learn((X[:0], Y[:0])), ValueError, "the data set is empty"),
     "an empty list": (lambda a: a.learn([]), TypeError, "data is a list"),
     "an empty data set": (lambda a: a.learn(TensorDataset(X[:0], Y[:0])), ValueError, "the data set is empty"),
-    "fewer labels": (lambda a: a.learn((X, Y[:5])), ValueError, r"there are \[24\] inputs and 5 labels"),
-    "more labels": (lambda a: a.learn((X[:5], Y)), ValueError, r"there are \[5\] inputs and 24 labels"),
+    "fewer labels": (lambda a: a.learn((X, Y[:5])), ValueError, r"there are 24 inputs and 5 labels"),
+    "more labels": (lambda a: a.learn((X[:5], Y)), ValueError, r"there are 5 inputs and 24 labels"),
     "a generator": (
         lambda a: a.learn((x, y) for x, y in zip(X, Y, strict=True)),
         TypeError,

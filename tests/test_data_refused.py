@@ -34,7 +34,7 @@ BAD = [
     (lambda p: Samples(TensorDataset(X, X, X)), TypeError, r"a sample is a tuple of 3; pairs \(input, label\)"),
     (lambda p: Samples({"x": X}), ValueError, r"a dict has the keys \['x'\]; inputs and one of label"),
     (lambda p: Samples(({"a": X, "b": X[:2]}, Y)), ValueError, r"the inputs have \[2, 6\] samples"),
-    (lambda p: Samples((X, Y[:4])), ValueError, r"there are \[6\] inputs and 4 labels"),
+    (lambda p: Samples((X, Y[:4])), ValueError, r"there are 6 inputs and 4 labels"),
     (lambda p: Samples((X[:0], [])), ValueError, "the data set is empty"),
     (lambda p: Samples([]), TypeError, "data is a list; give a pair"),
     (lambda p: Samples(Subset(Pairs(), [])), ValueError, "the data set is empty"),

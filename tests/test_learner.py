@@ -381,7 +381,7 @@ def test_der_keeps_what_was_answered_and_new_outputs_at_zero():
         (
             lambda: make("dlcft").learn((torch.ones(2, 1, 4, 4), [1])),
             ValueError,
-            r"there are \[2\] inputs and 1 labels",
+            r"there are 2 inputs and 1 labels",
         ),
         (lambda: make("dlcft").learn((torch.ones(0, 1, 4, 4), [])), ValueError, "the data set is empty"),
         (lambda: Learner(nn.Conv2d(1, 2, 3)).learn(data([0, 1])), ValueError, "must map a batch to a batch × features"),

@@ -100,7 +100,7 @@ class Samples:
         self._source, labels = _labelled(data, preprocess or Preprocess(), tokenizer)
         self.labels = label_names(labels)
         if len(self._source) != len(self.labels):
-            raise ValueError(f"there are [{len(self._source)}] inputs and {len(self.labels)} labels; give as many.")
+            raise ValueError(f"there are {len(self._source)} inputs and {len(self.labels)} labels; give as many.")
         if not self.labels:
             raise ValueError("the data set is empty; at least one sample is needed.")
 

@@ -112,9 +112,8 @@ def _read_table(path: Path, columns: tuple[str, ...]) -> tuple[list[Any], ...]:
         if repeated:
             raise ValueError(f"{path} has the column {repeated[0]} more than once; which one is meant cannot be told.")
         if missing:
-            raise ValueError(
-                f"{path} has the columns {reader.fieldnames}; the columns {', '.join(columns)} are needed."
-            )
+            there = f"has the columns {reader.fieldnames}" if reader.fieldnames else "is empty"
+            raise ValueError(f"{path} {there}; the columns {', '.join(columns)} are needed.")
         for row in reader:
             for name, values in zip(columns, found, strict=True):
                 if not row[name]:

@@ -332,7 +332,7 @@ class Learner(LearnerCore):
     def _closed_form(self, what: str) -> Ridge:
         if not isinstance(self.method, Ridge):
             exact = ", ".join(name for name, recipe in RECIPES.items() if recipe.method == "ridge")
-            raise ValueError(f"{what} needs a closed-form method ({exact}), not {type(self.method).__name__}.")
+            raise ValueError(f"{what} needs a closed-form method ({exact}); this one is trained.")
         return self.method
 
     def _learn(self, tasks: dict[str, Samples], progress: bool | Report, resume: bool) -> None:
