@@ -31,7 +31,7 @@ NOTES = {
     "mixed: with the nonlinear None, as in the paper.",
     "ours": "Ours: mean ± standard deviation over seeds, in parentheses how many; percent, differences in points.",
     "recovered pair": "Recovered: (method − None)/(Joint − None) in percent, None and Joint of the same model and loss "
-    "/ with the nonlinear None, as in the paper.",
+    "/ with the nonlinear None, as in the paper; closed form, which has no None, with the nonlinear Joint too.",
     "costs": "Seconds: of training and remembering; closed form solves later, when it is asked. "
     "MB: what is saved, network and memory.",
     "curve": "Percent after so many tasks, mean over seeds. Joint has learned all at once.",
