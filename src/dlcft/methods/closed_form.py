@@ -169,7 +169,7 @@ class Ridge(Method):
             return
         weight, bias = self._solution(self.sums)
         if not (weight.isfinite().all() and bias.isfinite().all()):
-            raise ValueError("the regression has no finite solution for what was learned; nothing was saved.")
+            raise ValueError("the regression has no finite solution for what was learned.")
         for head, columns in self.columns.items():
             layer = model.head(head)
             layer.weight.copy_(weight[columns])
