@@ -237,7 +237,7 @@ def run(
         old = stream.tasks[:number] if tested and _predicts(experiment) else ()
         before = old_loss(learner, old) if old else 0.0
         _learn(learner, experiment, stream, number)
-        if tested:  # closed form has to be solved for it
+        if tested:
             learner.predicted_increase()
         entry = learner.history[-1]
         if old:
@@ -245,7 +245,8 @@ def run(
         entry["accuracy"] = examiner.accuracies(len(stream) if experiment.joint else number + 1) if tested else None
         if number + 1 in probed:
             entry["knn"] = examiner.neighbours()
-        learner.save(keep=1)
+        if tested or learner.method.trains:  # closed form has to be solved for it
+            learner.save(keep=1)
         append_event(out, {"experiment": experiment.file, "tasks": rounds, **entry})
         if tensorboard is not None:
             write_board(tensorboard / Path(experiment.file).stem, learner.history)
