@@ -285,6 +285,13 @@ def test_how_many_samples_differ(features):
     assert by_trace == pytest.approx(path.distinct, abs=4), "from random vectors"
 
 
+def test_a_feature_that_is_there_twice_makes_no_samples_equal():
+    x, _ = noisy(200, 30)
+    path = sums(torch.cat([x, x[:, :1]], 1), (x[:, 0] > 0).long()).path()
+    assert len(path.values) == 30
+    assert path.distinct == path.problem.distinct(200) == 200
+
+
 def test_a_feature_that_only_forgotten_samples_had():
     x, y = data(30)
     x[:, 2] = 0.0

@@ -12,6 +12,7 @@ from torch import Tensor
 _PROBES = 32  # random vectors that estimate a trace
 _NEARLY_NONE = 1e-7  # a ridge that leaves the rank of a matrix in float64, and that a Cholesky factor bears
 _INTERPOLATED = 0.05  # the share of the targets' energy below which a fit without a ridge goes through the samples
+_MOST = 4  # samples for each feature: with more, a rank below the number of features tells of these, not of repetitions
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,8 +42,8 @@ class Problem:
 
     def distinct(self, samples: int) -> float:
         """As `RidgePath.distinct`, by the degrees of freedom of a ridge that is nearly none."""
-        # a factor takes seconds: not where three of four samples would have to be repetitions
-        found = self._fit(_NEARLY_NONE) if samples <= 4 * self.varying else None
+        # a factor takes seconds: not where it would tell nothing
+        found = self._fit(_NEARLY_NONE) if samples <= _MOST * self.varying else None
         if found is None:
             return samples
         residual, freedom = found
@@ -134,7 +135,7 @@ def different(samples: int, freedom: float, varying: int, residual: float, energ
         residual: what it leaves of the targets' energy.
         energy: of the targets.
     """
-    through_all = freedom < varying + 0.5 and residual < _INTERPOLATED * energy
+    through_all = samples <= _MOST * varying and freedom < varying + 0.5 and residual < _INTERPOLATED * energy
     return min(float(samples), freedom) if through_all else samples
 
 

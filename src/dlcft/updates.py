@@ -131,8 +131,6 @@ def update(
         raise ValueError("directory is not given, and this learner was neither saved nor loaded before.")
     samples = learner.samples(data)
     held_out = None if holdout is None else learner.samples(holdout)
-    if learner.directory is None and learner.method.trains:
-        learner.save(place)  # so that training, which may take long, can be continued after a kill
     known = set(learner.labels()) if learner.tasks else set()
     if held_out is not None and known and not known & set(held_out.labels) and (max_drop, max_flips) != (None, None):
         raise ValueError(
@@ -148,6 +146,8 @@ def update(
         else:  # an image that cannot be read must not be found after all was learned
             for some in torch.arange(len(held_out)).split(TEST_BATCH):
                 held_out.fetch(some)
+    if learner.directory is None and learner.method.trains:
+        learner.save(place)  # so that training, which may take long, can be continued after a kill
     started = time.perf_counter()
     learner.learn(samples, resume=resume)
     _ = learner.model  # what is solved in closed form is solved now
