@@ -251,3 +251,16 @@ def test_damaged_progress_is_ignored_with_a_warning(tmp_path, caplog):
     forge(tmp_path, lambda fields: fields.update(file="../version-1.safetensors"), "progress.json")
     assert store.load_progress() is None
     assert digest(store) == state_digest(*content(1))
+
+
+def test_a_version_kept_aside_costs_no_version_that_was_current(tmp_path):
+    store = committed(tmp_path, 3)
+    assert [v.number for v in store.versions()] == [2, 3]
+    for _ in range(2):
+        store.commit(*content(4), current=False)
+        assert store.current.number == 3
+    assert [v.number for v in store.versions()] == [2, 3, 5], "the newest aside, and what can be gone back to"
+    assert store.rollback() == 2
+    assert store.rollback(5) == 5
+    store.commit(*content(6), keep=3)
+    assert [v.number for v in store.versions()] == [3, 5, 6], "what the new one came from, as far as it is kept"

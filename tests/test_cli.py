@@ -141,10 +141,21 @@ def test_five_months_with_new_labels_in_the_third(tmp_path):
     assert len(told["tasks"]) == 5
     assert [v["current"] for v in told["versions"]] == [False, True]
     assert "predicted_increase" in told["tasks"][-1]
+    lines = dlcft("history", "--model", model).stdout.splitlines()
+    assert lines[4].startswith("task 5: 18 samples, 100.00% on the holdout of then, old loss ")
+    assert [line.split(": ")[1].split(",")[0] for line in lines[5:]] == ["4 tasks", "5 tasks"]
+    repeated = ["update", "--model", model, "--data", tmp_path / "month-4"]
+    done = dlcft(*repeated)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "has learned as task 5 already; --again repeats it." in done.stderr
     done = dlcft("forget", "--model", model, "--data", tmp_path / "month-4")
     assert "forgot 18 samples" in done.stdout
     assert "Still known to the kept version 5; --keep 1 leaves" in done.stdout
+    assert "would learn 18 samples" in dlcft(*repeated, "--dry-run").stdout, "what was forgotten may be learned"
     assert "version 5 is current" in dlcft("rollback", "--model", model).stdout
+    assert "would learn 18 samples" in dlcft(*repeated, "--again", "--dry-run").stdout
+    done = dlcft("update", "--model", tmp_path / "mode", "--data", holdout, *small)
+    assert "mode: a new model on the backbone 'shipped'; models that are there already: model" in done.stderr
     done = dlcft("update", "--model", model, "--data", holdout, "--backbone", "shipped")
     assert done.returncode == 2
     assert "--backbone is for the first update" in done.stderr

@@ -448,3 +448,15 @@ def test_labels_that_were_never_learned_are_errors_and_told():
     only = learner.evaluate((strange, names))
     assert only["accuracy"] == 0
     assert math.isnan(only["loss"])
+
+
+def test_learned_before():
+    learner = make("dlcft-exact")
+    first, second = data([0, 1]), data([0, 1], seed=1)
+    learner.learn(first)
+    learner.learn(second)
+    assert [learner.learned_before(part) for part in (first, second, data([0, 1], seed=2))] == [0, 1, None]
+    learner.forget(first)
+    assert learner.learned_before(first) is None
+    learner.learn(first)
+    assert learner.learned_before(first) == 2

@@ -173,7 +173,19 @@ class Learner(LearnerCore):
             raise ValueError(f"label {unknown[0]!r} was never learned, so its samples cannot be forgotten.")
         batches = self._batches(samples, self._labels[name].indices(samples.labels), self.recipe.batch_size)
         method.forget(self.model, name, batches)
-        self.history.append({"task": self.tasks, "heads": [name], "forgotten": len(samples)})
+        entry = {"task": self.tasks, "heads": [name], "forgotten": len(samples), "data": _fingerprint({name: samples})}
+        self.history.append(entry)
+
+    def learned_before(self, data: Any, *, head: str | None = None) -> int | None:
+        """The task, counted from 0, in which just these samples were learned and not forgotten since; None if in none.
+
+        Samples that differ each time they are read (random augmentation) are told apart by their labels alone.
+        """
+        wanted, found = _fingerprint({self._head(head): self.samples(data)}), None
+        for entry in self.history:
+            if entry.get("data") == wanted:
+                found = None if "forgotten" in entry else entry["task"]
+        return found
 
     def merge(self, other: Learner) -> None:
         """Add all that another learner of the same backbone and settings has learned: as if this one had seen both.
@@ -337,7 +349,7 @@ class Learner(LearnerCore):
 
     def _learn(self, tasks: dict[str, Samples], progress: bool | Report, resume: bool) -> None:
         labels = {head: self._extended(head, samples) for head, samples in tasks.items()}
-        data = "+".join(f"{head}:{samples.fingerprint()}" for head, samples in tasks.items())
+        data = _fingerprint(tasks)
         with nullcontext() if self._home is None else self._home.learning(resume=resume):
             self._learn_samples(tasks, labels, data, progress)
 
@@ -419,3 +431,8 @@ class Learner(LearnerCore):
             }
         )
         self.tasks = 1
+
+
+def _fingerprint(tasks: Mapping[str, Samples]) -> str:
+    """Names the data of several heads, to tell whether it is the same as before."""
+    return "+".join(f"{head}:{samples.fingerprint()}" for head, samples in tasks.items())

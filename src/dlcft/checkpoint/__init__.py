@@ -87,6 +87,16 @@ class _Manifest:
     def find(self, number: int) -> Version | None:
         return next((v for v in self.versions if v.number == number), None)
 
+    def ancestors(self) -> list[Version]:
+        """The current version, the one from which it was learned, and so on as far as they are kept."""
+        found: list[Version] = []
+        version = self.find(self.current)
+        while version is not None and version not in found:
+            found.append(version)
+            parent = version.parent
+            version = next((v for v in self.versions if v.sha256 == parent), None)
+        return found
+
     def base(self) -> Header:
         """Names this state among all that the directory has been in: the history only grows."""
         current = self.find(self.current)
@@ -135,8 +145,8 @@ class Store:
         Args:
             tensors: dense tensors of real numbers; they may share memory and lie on any device.
             header: what JSON can hold.
-            keep: how many versions stay: the new one, the one it came from, then the newest.
-            current: False to keep the new version beside the one that is current, for `rollback` to make it so.
+            keep: how many versions stay: the new one, those it came from, then the newest.
+            current: False to keep the new version beside these, for `rollback` to make it current.
 
         Returns:
             The new version's number.
@@ -154,13 +164,14 @@ class Store:
             number = 1 + max((event["version"] for event in manifest.history), default=0)
             file = f"version-{number}.safetensors"
             parent = manifest.find(manifest.current)
-            others = sorted(manifest.versions, key=lambda v: (v is parent, v.number), reverse=True)
+            ancestors = manifest.ancestors()
+            others = sorted(manifest.versions, key=lambda v: (v in ancestors, v.number), reverse=True)
             try:
                 size, sha256 = write_tensors(self.directory / file, tensors)
                 source = None if parent is None else parent.sha256
                 version = Version(number, file, size, sha256, source, stored, _packages(), _now())
                 aside = not current and parent is not None
-                kept = sorted([version, *others[: max(keep - 1, int(aside))]], key=lambda v: v.number)
+                kept = sorted([version, *others[: keep - 1 + aside]], key=lambda v: v.number)
                 self._change(manifest, kept, version, "commit", manifest.current if aside else number)
             finally:
                 self._sweep()

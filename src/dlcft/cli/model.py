@@ -41,6 +41,7 @@ def update(
     max_flips: float | None = None,
     keep: int = 2,
     restart: bool = False,
+    again: bool = False,
     page: Path | None = None,
     dry_run: bool = False,
     as_json: Json = False,
@@ -78,6 +79,8 @@ def update(
         How many versions stay on disk.
     restart
         Begin anew where an update was interrupted, instead of continuing it.
+    again
+        Learn data that was learned before once more, so that it counts twice.
     page
         The HTML file to tell it in; by default one beside the model's directory.
     dry_run
@@ -95,11 +98,16 @@ def update(
     first = First(backbone, weights, method, train, dict(setting(text) for text in set_ or []))
     learner = open_or_create(model, first)
     samples = learner.samples(data)
+    task = learner.learned_before(samples)
+    if task is not None and not again:
+        raise ValueError(f"--data is {data}, which {model} has learned as task {task + 1} already; --again repeats it.")
     if dry_run:
         _describe(learner, samples, model, first, data, holdout, as_json)
         return
     if not learner.tasks:
-        print(f"a new model on the backbone {learner.notes['backbone']['name']!r}", file=sys.stderr)
+        others = ", ".join(sorted(path.parent.name for path in model.resolve().parent.glob("*/manifest.json")))
+        beside = f"; models that are there already: {others}" if others else ""
+        print(f"{model}: a new model on the backbone {learner.notes['backbone']['name']!r}{beside}", file=sys.stderr)
     options: dict[str, Any] = {"holdout": holdout, "max_drop": max_drop, "max_flips": max_flips, "keep": keep}
     options["resume"] = not restart
     with nothing_left_behind(model, learner):
@@ -207,6 +215,8 @@ def history(*, model: Path, as_json: Json = False) -> None:
     as_json
         Print JSON.
     """
+    from dlcft.pages import in_bytes
+
     store = open_store(model)
     current, versions = store.current, store.versions()
     assert current is not None
@@ -219,11 +229,14 @@ def history(*, model: Path, as_json: Json = False) -> None:
         if "forgotten" in entry:
             print(f"forgot {entry['forgotten']} samples")
             continue
-        increase = entry["predicted_increase"]
-        said = "" if increase is None else f", old loss {increase:+.4g} by the memory"
+        accuracy, increase = entry.get("accuracy"), entry["predicted_increase"]
+        said = "" if accuracy is None else f", {accuracy:.2%} on the holdout of then"
+        said += "" if increase is None else f", old loss {increase:+.4g} by the memory"
         print(f"task {entry['task'] + 1}: {entry['samples']} samples{said}")
     for v in versions:
-        print(f"version {v.number}{' (current)' if v == current else ''}: {v.created}, {v.bytes / 2**20:.1f} MiB")
+        tasks = sum("forgotten" not in entry for entry in v.header["history"])
+        knows = f"{tasks} task{'s' if tasks != 1 else ''}"
+        print(f"version {v.number}{' (current)' if v == current else ''}: {knows}, {v.created}, {in_bytes(v.bytes)}")
 
 
 def rollback(*, model: Path, version: int | None = None) -> None:
@@ -275,7 +288,8 @@ def _describe(
     new = sorted({str(label) for label in samples.labels if label not in known})
     tested = 0 if holdout is None else len(learner.samples(holdout))
     if not as_json:
-        print(f"{model}: {f'{learner.tasks} tasks learned' if learner.tasks else 'a new model'}")
+        learned = f"{learner.tasks} task{'s' if learner.tasks != 1 else ''} learned"
+        print(f"{model}: {learned if learner.tasks else 'a new model'}")
         labels = len(set(samples.labels))
         print(f"would learn {len(samples)} samples of {labels} labels; new: {', '.join(new) or 'none'}", flush=True)
     cost = forecast(unbound, (model, first, data), samples=len(samples), tested=tested)
