@@ -152,7 +152,7 @@ def test_tuning(tmp_path):
         path.unlink()
     assert tune(planned.experiment, small, tmp_path, report=lines.append) == best
     assert len(lines) == 4
-    assert read_chosen(planned.experiment, {**small, "lr": (1e-3, 1e-2)}, tmp_path) is None
+    assert read_chosen(planned.experiment, {**small, "lr": (1e-3, 1e-2)}, tmp_path) == {}
     assert read_chosen(replace(planned.experiment, per_class=5), small, tmp_path) is None
     chosen_file(planned.experiment, tmp_path).write_text("[]")
     with pytest.raises(ValueError, match="no record of tuning"):
@@ -270,14 +270,18 @@ def test_what_diverges_on_the_whole_stream_is_lowered(tmp_path, monkeypatch):
     assert planned.experiment.settings["strength"] == 1e30
     assert lowered(kinds, [(planned, CheckpointError("in use"))], tmp_path) == {}
     lines, failures = [], [(planned, FloatingPointError("diverged"))]
-    assert lowered(kinds, failures, tmp_path, report=lines.append) == {name: {"lr": 1e-3, "strength": 1.0}}
+    less = {f"{name}, 2 tasks": {"lr": 1e-3, "strength": 1.0}}
+    assert lowered(kinds, failures, tmp_path, report=lines.append) == less
     assert "strength=1.0" in lines[0]
-    assert noted(kinds, tmp_path) == {name: {"lr": 1e-3, "strength": 1.0}}
-    assert json.loads(path.read_text())["diverged"] == [{"strength": 1e30}]
+    assert noted(kinds, tmp_path) == {name: {"lr": 1e-3, "strength": 1e30}, **less}
+    (planned,) = experiments("bwt", "smoke", tuned=noted(kinds, tmp_path), only=["EWC"])
+    assert planned.experiment.settings["strength"] == 1.0
+    assert json.loads(path.read_text())["diverged"] == [{"strength": 1e30, "tasks": 2}]
     assert lowered({}, failures, tmp_path) == {}, "nothing was tuned"
     # and again, until nothing smaller is left
-    assert choose_less(kind.experiment, tmp_path) == {"lr": 1e-3, "strength": 0.1}
-    assert choose_less(kind.experiment, tmp_path) is None
+    assert choose_less(kind.experiment, 2, tmp_path) == {"lr": 1e-3, "strength": 0.1}
+    assert choose_less(kind.experiment, 2, tmp_path) is None
+    assert choose_less(kind.experiment, 3, tmp_path) == {"lr": 1e-3, "strength": 1.0}, "each length for itself"
 
 
 def test_a_run_that_another_process_is_at_is_left_to_it(tmp_path):

@@ -252,7 +252,7 @@ def cells(
         artefact: a name in `ARTEFACTS`, or "all".
         scale: a name in `SCALES`.
         seeds: how many; by default the scale's.
-        tuned: settings by `variant`, in place of the open choices.
+        tuned: settings by `variant` or by `of_length`, in place of the open choices.
         only: rows to keep, by their name or their method's; all if there is none.
 
     Raises:
@@ -318,6 +318,11 @@ def variant(experiment: Experiment) -> str:
     return f"{experiment.dataset}/{scenario}/{experiment.method}{head}"
 
 
+def of_length(name: str, tasks: int) -> str:
+    """The name of what a `variant` takes on streams of so many tasks alone, because what was chosen diverged there."""
+    return f"{name}, {tasks} tasks"
+
+
 def with_choices(experiment: Experiment, chosen: Settings) -> Experiment:
     """The experiment with chosen settings; the same one, by the same name, where they are as they were."""
     recipe = RECIPES[experiment.method].with_settings(dict(experiment.settings))
@@ -346,6 +351,7 @@ def _planned(name: str, cell: Cell, scale: str, seed: int, tuned: Tuned) -> Plan
         settings.pop("buffer", None)  # it would change nothing but the experiment's name
     probed = cell.stream in _PROBED_STREAMS and any(row.alike(ROWS[other]) for other in _PROBED)
     plain = replace(base, method=row.method, seed=seed, knn=size.knn if probed else 0, settings=settings)
-    experiment = with_choices(plain, tuned.get(variant(plain), {}))
+    kind = variant(plain)
+    experiment = with_choices(plain, tuned.get(of_length(kind, plain.tasks), tuned.get(kind, {})))
     weights = size.weights.get(cell.stream, (None, None))[recipe.linear or recipe.tangent_features > 0]
     return Planned(name, cell.label, cell.column, experiment, cell.metric, cell.paper, weights)

@@ -11,7 +11,7 @@ from typing import Any
 
 from dlcft.bench.executor import each
 from dlcft.bench.experiment import Experiment, Result
-from dlcft.bench.paper import Planned, execute, variant
+from dlcft.bench.paper import Planned, execute, of_length, variant
 from dlcft.bench.planning import usual_seconds
 from dlcft.bench.spectrum import Trace
 from dlcft.bench.tuning import FOLDER, Grid, choose_less, grid_of, read_chosen, trial, tune
@@ -50,7 +50,7 @@ def choose(
     jobs: int = 1,
     report: Report = print,
 ) -> dict[str, dict[str, Any]]:
-    """The settings of each kind of experiment, by `paper.variant`: as noted before, else tuned.
+    """The settings of each kind of experiment: as noted before, else tuned.
 
     Args:
         tunings: see `tuning.tunings`.
@@ -72,9 +72,12 @@ def choose(
 
 
 def noted(tunings: Mapping[str, Planned], out: Path) -> dict[str, dict[str, Any]]:
-    """The settings that were chosen before."""
-    found = {name: read_chosen(*tuned_base(planned), out) for name, planned in tunings.items()}
-    return {name: settings for name, settings in found.items() if settings is not None}
+    """The settings that were chosen before; see `tuning.read_chosen`."""
+    return {
+        name: settings
+        for planned in tunings.values()
+        for name, settings in read_chosen(*tuned_base(planned), out).items()
+    }
 
 
 def trials(tunings: Mapping[str, Planned], out: Path) -> list[Planned]:
@@ -159,11 +162,15 @@ def lowered(
 ) -> dict[str, dict[str, Any]]:
     """Smaller settings for each kind of experiment that has diverged with the tuned ones; see `tuning.choose_less`."""
     diverged = {
-        variant(planned.experiment)
+        (variant(planned.experiment), planned.experiment.tasks)
         for planned, why in failures
         if isinstance(why, FloatingPointError) and isinstance(planned.experiment, Experiment)
     }
-    found = {name: choose_less(tuned_base(tunings[name])[0], out) for name in diverged & set(tunings)}
+    found = {
+        of_length(name, tasks): choose_less(tuned_base(tunings[name])[0], tasks, out)
+        for name, tasks in sorted(diverged)
+        if name in tunings
+    }
     chosen = {name: settings for name, settings in found.items() if settings is not None}
     for name, settings in chosen.items():
         report(f"{name} diverged; now " + ", ".join(f"{key}={value}" for key, value in settings.items()))

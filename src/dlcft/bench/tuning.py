@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dlcft.bench.experiment import Experiment, run, write_atomically
-from dlcft.bench.paper import Planned, experiments, variant, with_choices
+from dlcft.bench.paper import Planned, experiments, of_length, variant, with_choices
 from dlcft.recipes import RECIPES
 
 Grid = Mapping[str, Sequence[Any]]
@@ -76,19 +76,21 @@ def chosen_file(base: Experiment, out: Path) -> Path:
     return out / FOLDER / f"{PREFIX}{variant(base).replace('/', '-')}-{trial(base, {}).key}.json"
 
 
-def read_chosen(base: Experiment, grid: Grid, out: Path) -> dict[str, Any] | None:
-    """What was chosen before from the same grid; None if nothing was.
+def read_chosen(base: Experiment, grid: Grid, out: Path) -> dict[str, dict[str, Any]]:
+    """What was chosen before from the same grid, by `variant`, and by `of_length` where that diverged; {} if nothing.
 
     Raises:
         ValueError: when the file is damaged.
     """
     path = chosen_file(base, out)
     if not path.exists():
-        return None
+        return {}
     try:
         content = json.loads(path.read_text())
-        same = content["grid"] == json.loads(json.dumps(grid))
-        return dict(content["chosen"]) if same else None
+        if content["grid"] != json.loads(json.dumps(grid)):
+            return {}
+        less = {of_length(variant(base), tasks): dict(chosen) for tasks, chosen in content.get("less", {}).items()}
+        return {variant(base): dict(content["chosen"]), **less}
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is no record of tuning; remove it, and its trials are read again.") from error
 
@@ -118,8 +120,8 @@ def tune(
         ValueError: when training diverges with every value of a setting.
     """
     known = read_chosen(base, grid, out)
-    if known is not None:
-        return known
+    if known:
+        return known[variant(base)]
     chosen: dict[str, Any] = {}
     tried: dict[str, list[tuple[Any, float | None]]] = {}
     for name, values in grid.items():
@@ -150,19 +152,21 @@ def _next(lr: float) -> float:
     return float(f"{10 ** ((round(2 * math.log10(lr)) + 1) / 2):.0e}")
 
 
-def choose_less(base: Experiment, out: Path) -> dict[str, Any] | None:
+def choose_less(base: Experiment, tasks: int, out: Path) -> dict[str, Any] | None:
     """After a run with what was chosen has diverged, on more tasks than were tried: the best of the smaller values.
 
-    It is noted beside the trials. None, and nothing is noted, where there is none.
+    It is noted beside the trials, for streams of so many tasks. None, and nothing is noted, where there is none.
     """
     path = chosen_file(base, out)
     record = json.loads(path.read_text())
     name, tried = list(record["accuracy"].items())[-1]
-    diverged = record["chosen"][name]
+    less = record.setdefault("less", {})
+    chosen = less.get(str(tasks), record["chosen"])
+    diverged = chosen[name]
     smaller = [(accuracy, value) for value, accuracy in tried if value < diverged and accuracy is not None]
     if not smaller:
         return None
-    record["chosen"][name] = max(smaller)[1]
-    record["diverged"] = [*record.get("diverged", []), {name: diverged}]
+    less[str(tasks)] = {**chosen, name: max(smaller)[1]}
+    record["diverged"] = [*record.get("diverged", []), {name: diverged, "tasks": tasks}]
     write_atomically(path, json.dumps(record, indent=1))
-    return dict(record["chosen"])
+    return dict(less[str(tasks)])
