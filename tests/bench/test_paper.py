@@ -153,7 +153,7 @@ def test_tuning(tmp_path):
     assert tune(planned.experiment, small, tmp_path, report=lines.append) == best
     assert len(lines) == 4
     assert read_chosen(planned.experiment, {**small, "lr": (1e-3, 1e-2)}, tmp_path) == {}
-    assert read_chosen(replace(planned.experiment, per_class=5), small, tmp_path) is None
+    assert read_chosen(replace(planned.experiment, per_class=5), small, tmp_path) == {}
     chosen_file(planned.experiment, tmp_path).write_text("[]")
     with pytest.raises(ValueError, match="no record of tuning"):
         read_chosen(planned.experiment, small, tmp_path)
