@@ -263,4 +263,28 @@ def test_a_version_kept_aside_costs_no_version_that_was_current(tmp_path):
     assert store.rollback() == 2
     assert store.rollback(5) == 5
     store.commit(*content(6), keep=3)
-    assert [v.number for v in store.versions()] == [3, 5, 6], "what the new one came from, as far as it is kept"
+    assert [v.number for v in store.versions()] == [3, 5, 6], "what the new one came from, then what was current"
+    assert store.been_current >= {3, 5, 6}
+
+
+def test_equal_content_is_not_taken_for_the_version_before(tmp_path):
+    store = committed(tmp_path)
+    store.commit(*content(7), current=False)
+    store.commit(*content(7), keep=4)
+    store.commit(*content(8), keep=4)
+    assert store.versions()[1].sha256 == store.versions()[2].sha256
+    assert store.rollback() == 3
+    assert store.rollback() == 1
+    with pytest.raises(CheckpointError, match="what version 1 was learned from is no version"):
+        store.rollback()
+
+
+def test_versions_are_pruned(tmp_path):
+    store = committed(tmp_path, 3, keep=3)
+    store.commit(*content(4), keep=3, current=False)
+    assert store.prune(2) == [1, 4]
+    assert [v.number for v in store.versions()] == [2, 3]
+    assert store.prune(2) == []
+    assert store.rollback() == 2
+    with pytest.raises(ValueError, match="keep is 0"):
+        store.prune(0)

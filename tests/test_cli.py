@@ -3,6 +3,7 @@
 import csv
 import importlib
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from PIL import Image
 from dlcft import Learner
 from dlcft.checkpoint import CheckpointError
 from dlcft.cli import app
+from dlcft.cli.opening import First, unbound
 from dlcft.images import Preprocess
 from dlcft.training import Training
 
@@ -147,10 +149,10 @@ def test_five_months_with_new_labels_in_the_third(tmp_path):
     repeated = ["update", "--model", model, "--data", tmp_path / "month-4"]
     done = dlcft(*repeated)
     assert (done.returncode, done.stdout) == (2, "")
-    assert "has learned as task 5 already; --again repeats it." in done.stderr
+    assert "month-4 as task 5 already; --again learns it once more." in done.stderr
     done = dlcft("forget", "--model", model, "--data", tmp_path / "month-4")
     assert "forgot 18 samples" in done.stdout
-    assert "Still known to the kept version 5; --keep 1 leaves" in done.stdout
+    assert "The kept version 5 may still know them; dlcft forget" in done.stdout
     assert "would learn 18 samples" in dlcft(*repeated, "--dry-run").stdout, "what was forgotten may be learned"
     assert "version 5 is current" in dlcft("rollback", "--model", model).stdout
     assert "would learn 18 samples" in dlcft(*repeated, "--again", "--dry-run").stdout
@@ -250,7 +252,8 @@ def run(*arguments):
 def test_one_layer_learns_and_an_interrupted_update_may_be_begun_anew(tmp_path, capsys, monkeypatch):
     data, other = pictures(tmp_path / "data", ["red", "blue"], count=3), pictures(tmp_path / "other", ["red"], count=2)
     arguments = ["update", "--model", tmp_path / "model", "--method", "dlcft", "--train", "layer4.1.conv2"]
-    arguments += ["--set", "epochs=2", "--set", "batch_size=3"]
+    settings = {"epochs": 2, "batch_size": 3}
+    arguments += [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
     step = Training._step
 
     def killed(self, *given):
@@ -266,7 +269,14 @@ def test_one_layer_learns_and_an_interrupted_update_may_be_begun_anew(tmp_path, 
         with pytest.raises(KeyboardInterrupt):
             run(*arguments, "--data", data)
     assert steps == []
+    assert "a first update that was interrupted goes on" in capsys.readouterr().err
     monkeypatch.setattr(Training, "_step", step)
+    before = sorted((path.name, path.stat().st_mtime_ns) for path in (tmp_path / "model").iterdir())
+    learner, _ = unbound(tmp_path / "model", First(None, None, "dlcft", ["layer4.1.conv2"], settings), data)
+    learner.learn(data, progress=False)
+    assert sorted((path.name, path.stat().st_mtime_ns) for path in (tmp_path / "model").iterdir()) == before
+    with pytest.raises(ValueError, match="a first update that was interrupted; give the same dlcft update"):
+        run("predict", data, "--model", tmp_path / "model")
     with pytest.raises(ValueError, match="interrupted, with other settings"):
         run(*arguments[:3], "--data", data)
     with pytest.raises(CheckpointError, match="dlcft update --restart"):
@@ -318,6 +328,14 @@ def test_a_gate_has_its_own_exit_code(tmp_path):
     done = dlcft("update", "--model", model, "--data", bad, "--holdout", good, "--max-drop", "0.1")
     assert done.returncode == 3, done.stdout + done.stderr
     assert "it is not current" in done.stdout
+    assert "--holdout was learned as task 1" in done.stderr
+    assert "version 2 (kept aside by a gate): 2 tasks" in dlcft("history", "--model", model).stdout
+    versions = json.loads(dlcft("history", "--model", model, "--json").stdout)["versions"]
+    assert [(v["tasks"], v["current"], v["accepted"]) for v in versions] == [(1, True, True), (2, False, False)]
+    done_twice = dlcft("update", "--model", model, "--data", bad, "--holdout", bad)
+    assert "which is what is to be learned" in done_twice.stderr
+    refused = dlcft("update", "--model", model, "--data", bad, "--max-drop", "0.1", "--dry-run")
+    assert (refused.returncode, refused.stdout) == (2, "")
     assert "accuracy on known labels fell by" in done.stdout
     page = Path(done.stdout.strip().splitlines()[-1].removeprefix("page: ")).read_text()
     assert "Kept, but not current" in page
@@ -340,3 +358,26 @@ def test_a_first_update_that_fails_leaves_nothing(tmp_path):
         assert done.returncode == 2, done.stdout + done.stderr
         assert "Traceback" not in done.stderr
         assert not model.exists()
+    model.mkdir()
+    assert dlcft("update", "--model", model, "--data", broken, "--method", "dlcft").returncode == 2
+    assert list(model.iterdir()) == []
+    first = ["update", "--model", model, "--data", data, "--set", "tangent_features=100", "--set", "random_features=50"]
+    done = dlcft(*first, "--holdout", pictures(tmp_path / "held", ["red"], seed=3), "--max-drop", "0.1")
+    assert "nothing was known before: gates count from the next update on" in done.stderr
+
+
+def test_old_versions_are_removed_when_asked(tmp_path):
+    model = tmp_path / "model"
+    small = ["--set", "tangent_features=100", "--set", "random_features=50"]
+    for month in range(2):
+        data = pictures(tmp_path / f"month-{month}", ["red", "blue"], seed=month)
+        dlcft("update", "--model", model, "--data", data, *(small if month == 0 else []))
+    half = tmp_path / "half"
+    shutil.copytree(data / "red", half / "red")
+    assert "The kept version 2 may still know them" in dlcft("forget", "--model", model, "--data", half).stdout
+    done = dlcft("update", "--model", model, "--data", data)
+    assert "as task 2 already, and forgotten some samples since; --again" in done.stderr
+    assert dlcft("forget", "--model", model, "--keep", "1").stdout == "removed version 2; version 3 is current.\n"
+    assert dlcft("forget", "--model", model, "--keep", "1").stdout == "removed nothing; version 3 is current.\n"
+    assert [path.name for path in model.glob("version-*")] == ["version-3.safetensors"]
+    assert json.loads(dlcft("evaluate", "--model", model, "--data", data, "--json").stdout)["accuracy"] == 1

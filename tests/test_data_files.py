@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader
 
+from dlcft.bench.experiment import write_atomically
 from dlcft.data import Inputs, Samples
 from dlcft.images import Preprocess, read_image
 from tests.samples import ALL, BYTES, SOME, Alone, Pairs, X, Y, pixels_of, write_images, write_table
@@ -192,3 +193,15 @@ def test_texts_and_a_tokenizer(tmp_path):
         Inputs(tmp_path, tokenizer=tokenizer)
     with pytest.raises(ValueError, match=r"the tokenizer made \[1\] inputs of 2 samples"):
         Inputs(texts, tokenizer=lambda texts: tokenizer(texts[:1])).fetch(torch.tensor([0, 1]))
+
+
+def test_blanks_around_the_values_of_a_table_are_no_part_of_them(tmp_path):
+    folder = write_images(tmp_path)
+    name = next(folder.glob("dog/*")).relative_to(folder)
+    assert Samples(write_table(folder, [(f" {name} ", " apple"), (name, "apple ")])).labels == ["apple", "apple"]
+
+
+def test_pages_are_written_in_utf_8_wherever(tmp_path, monkeypatch):
+    monkeypatch.setattr("io.text_encoding", lambda encoding, *_: encoding or "ascii")
+    write_atomically(tmp_path / "page.html", "\u2195")
+    assert (tmp_path / "page.html").read_bytes() == "\u2195".encode()

@@ -458,5 +458,8 @@ def test_learned_before():
     assert [learner.learned_before(part) for part in (first, second, data([0, 1], seed=2))] == [0, 1, None]
     learner.forget(first)
     assert learner.learned_before(first) is None
-    learner.learn(first)
-    assert learner.learned_before(first) == 2
+    for task in (2, 3):
+        learner.learn(first)
+        assert learner.learned_before(first) == task
+    learner.forget(first)
+    assert learner.learned_before(first) == 3, "learned once more than forgotten"

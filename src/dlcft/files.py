@@ -116,9 +116,10 @@ def _read_table(path: Path, columns: tuple[str, ...]) -> tuple[list[Any], ...]:
             raise ValueError(f"{path} {there}; the columns {', '.join(columns)} are needed.")
         for row in reader:
             for name, values in zip(columns, found, strict=True):
-                if not row[name]:
+                value = (row[name] or "").strip()
+                if not value:
                     raise ValueError(f"line {reader.line_num} of {path} has no {name}; every line needs one.")
-                values.append(path.parent / row[name] if name == "path" else row[name])
+                values.append(path.parent / value if name == "path" else value)
     if not found[0]:
         raise ValueError(f"{path} has a header only; at least one sample is needed.")
     return found

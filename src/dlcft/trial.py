@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from typing import Any, TypeVar
 from dlcft.learner import Learner
 
 T = TypeVar("T")
+_EPOCHS = 2  # of a trial at most
 TEST_BATCH = 64  # held-out samples that are looked at together, so that testing takes no more memory than learning
 
 
@@ -45,15 +47,18 @@ def measure_learning(learner: Learner, tasks: Sequence[tuple[Any, str | None]]) 
     """
     if learner.tasks == 0 and learner.recipe.adapts_once(learner.scenario):
         learner.recipe = replace(learner.recipe, adapt="always")
+    asked = learner.recipe
+    learner.recipe = replace(asked, epochs=min(asked.epochs, _EPOCHS))
     for samples, head in tasks:
         learner.learn(samples, head=head, progress=False)
     samples, head = tasks[-1]
     once, again = (_seconds(lambda: learner.evaluate(samples, head=head, batch_size=TEST_BATCH)) for _ in range(2))
     earlier, last = learner.history[-2:]
     few, many = earlier["samples"], last["samples"]
+    epochs, learner.recipe = learner.recipe.epochs, asked
     slope = max(0.0, (last["seconds_remembering"] - earlier["seconds_remembering"]) / (many - few))
     return Rates(
-        training=last["seconds_training"] / many / (learner.recipe.epochs if learner.method.trains else 1),
+        training=last["seconds_training"] / many / (epochs if learner.method.trains else 1),
         remembering=slope,
         remembering_once=max(0.0, earlier["seconds_remembering"] - few * slope),
         testing=again / many,
@@ -69,7 +74,9 @@ def peak_memory() -> int:
 
 def apart(work: Callable[..., T], *arguments: Any) -> T:
     """Work in a process of its own, because the peak of a process's memory never falls."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+    # Ctrl-C reaches the other process too, which need not say anything
+    quiet: dict[str, Any] = {"initializer": signal.signal, "initargs": (signal.SIGINT, signal.SIG_DFL)}
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn"), **quiet) as pool:
         return pool.submit(work, *arguments).result()
 
 

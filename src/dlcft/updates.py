@@ -121,11 +121,7 @@ def update(
     Raises:
         ValueError: when a gate is given without held-out samples, or is no share.
     """
-    if holdout is None and (max_drop is not None or max_flips is not None):
-        raise ValueError("max_drop and max_flips need holdout samples to be measured on.")
-    for name, limit in (("max_drop", max_drop), ("max_flips", max_flips)):
-        if limit is not None and not 0 <= limit <= 1:
-            raise ValueError(f"{name} is {limit}; it must lie between 0 and 1, such as 0.02.")
+    check_gates(holdout, max_drop, max_flips)
     place = learner.directory if directory is None else directory
     if place is None:
         raise ValueError("directory is not given, and this learner was neither saved nor loaded before.")
@@ -135,8 +131,8 @@ def update(
     if held_out is not None and known and not known & set(held_out.labels) and (max_drop, max_flips) != (None, None):
         raise ValueError(
             f"max_drop and max_flips are measured on known labels, and the holdout has none of them: its labels are "
-            f"{', '.join(map(str, sorted(set(held_out.labels), key=str)[:5]))} …, known ones "
-            f"{', '.join(map(str, sorted(known, key=str)[:5]))} …"
+            f"{', '.join(map(repr, sorted(set(held_out.labels), key=str)[:5]))} …, known ones "
+            f"{', '.join(map(repr, sorted(known, key=str)[:5]))} …"
         )
     begun = bool(learner._labels)
     before = None
@@ -175,6 +171,19 @@ def update(
         disk=_changed(store, there, version),
         **facts,
     )
+
+
+def check_gates(holdout: Any, max_drop: float | None, max_flips: float | None) -> None:
+    """Refuse gates that cannot be used; see `update`.
+
+    Raises:
+        ValueError: when a gate is given without held-out samples, or is no share.
+    """
+    if holdout is None and (max_drop is not None or max_flips is not None):
+        raise ValueError("max_drop and max_flips need holdout samples to be measured on.")
+    for name, limit in (("max_drop", max_drop), ("max_flips", max_flips)):
+        if limit is not None and not 0 <= limit <= 1:
+            raise ValueError(f"{name} is {limit}; it must lie between 0 and 1, such as 0.02.")
 
 
 def answers(learner: Learner, samples: Samples) -> list[Label]:

@@ -375,5 +375,5 @@ def write_atomically(path: Path, text: str) -> None:
     """All of a file or nothing of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_text(text)
+    draft.write_text(text, encoding="utf-8")
     draft.replace(path)

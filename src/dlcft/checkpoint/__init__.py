@@ -87,15 +87,31 @@ class _Manifest:
     def find(self, number: int) -> Version | None:
         return next((v for v in self.versions if v.number == number), None)
 
-    def ancestors(self) -> list[Version]:
-        """The current version, the one from which it was learned, and so on as far as they are kept."""
-        found: list[Version] = []
-        version = self.find(self.current)
-        while version is not None and version not in found:
-            found.append(version)
-            parent = version.parent
-            version = next((v for v in self.versions if v.sha256 == parent), None)
+    def parents(self) -> dict[int, int]:
+        """Of each version that there ever was, the one that was current when it came; 0 for none.
+
+        Hashes would not do: the same data learned twice from the same version gives the same content.
+        """
+        current, found = 0, {}
+        for event in self.history:
+            if event["action"] in ("commit", "aside"):
+                found[event["version"]] = current
+            if event["action"] in ("commit", "rollback"):
+                current = event["version"]
         return found
+
+    def been_current(self) -> set[int]:
+        """The versions that are, or once were, current."""
+        return {event["version"] for event in self.history if event["action"] in ("commit", "rollback")}
+
+    def kept_first(self) -> list[Version]:
+        """The current version, those it came from, others that were current, and the rest; of each the newest first."""
+        parents, ancestors, number = self.parents(), set(), self.current
+        while number and number not in ancestors:
+            ancestors.add(number)
+            number = parents.get(number, 0)
+        current = self.been_current()
+        return sorted(self.versions, key=lambda v: (v.number in ancestors, v.number in current, v.number), reverse=True)
 
     def base(self) -> Header:
         """Names this state among all that the directory has been in: the history only grows."""
@@ -126,8 +142,13 @@ class Store:
 
     @property
     def history(self) -> list[Header]:
-        """Every commit and rollback there ever was, oldest first: action, version, sha256, time."""
+        """All that ever happened, oldest first: action (commit, aside, rollback, prune), version, sha256, time."""
         return list(self._manifest().history)
+
+    @property
+    def been_current(self) -> set[int]:
+        """The numbers of the versions that are, or once were, current; others were only kept aside."""
+        return self._manifest().been_current()
 
     def versions(self) -> list[Version]:
         """The versions that are kept, oldest first."""
@@ -145,7 +166,7 @@ class Store:
         Args:
             tensors: dense tensors of real numbers; they may share memory and lie on any device.
             header: what JSON can hold.
-            keep: how many versions stay: the new one, those it came from, then the newest.
+            keep: how many versions stay: the new one, those it came from, others that were current, then the newest.
             current: False to keep the new version beside these, for `rollback` to make it current.
 
         Returns:
@@ -164,15 +185,14 @@ class Store:
             number = 1 + max((event["version"] for event in manifest.history), default=0)
             file = f"version-{number}.safetensors"
             parent = manifest.find(manifest.current)
-            ancestors = manifest.ancestors()
-            others = sorted(manifest.versions, key=lambda v: (v in ancestors, v.number), reverse=True)
             try:
                 size, sha256 = write_tensors(self.directory / file, tensors)
                 source = None if parent is None else parent.sha256
                 version = Version(number, file, size, sha256, source, stored, _packages(), _now())
                 aside = not current and parent is not None
-                kept = sorted([version, *others[: keep - 1 + aside]], key=lambda v: v.number)
-                self._change(manifest, kept, version, "commit", manifest.current if aside else number)
+                kept = [version, *manifest.kept_first()[: keep - 1 + aside]]
+                now = manifest.current if aside else number
+                self._change(manifest, kept, version, "aside" if aside else "commit", now)
             finally:
                 self._sweep()
         return number
@@ -206,16 +226,34 @@ class Store:
         with self.writing():
             manifest = self._manifest()
             if version is None:
-                parent = self._entry(manifest, manifest.current).parent
-                version = next((v.number for v in manifest.versions if v.sha256 == parent), None)
-                if version is None:
-                    raise CheckpointError(
-                        f"what version {manifest.current} was learned from is not kept; {self._holds(manifest)}."
-                    )
+                current = self._entry(manifest, manifest.current).number
+                version = manifest.parents().get(current, 0)
+                if manifest.find(version) is None:
+                    why = "was learned from is not kept" if version else "was learned from is no version"
+                    raise CheckpointError(f"what version {current} {why}; {self._holds(manifest)}.")
             entry = self._entry(manifest, version)
             verify(self._path(entry.file), entry.bytes, entry.sha256)
             self._change(manifest, manifest.versions, entry, "rollback", entry.number)
         return version
+
+    def prune(self, keep: int) -> list[int]:
+        """Remove all but so many versions: the current one stays, then those it came from.
+
+        Returns:
+            The numbers of those that are gone.
+
+        Raises:
+            OSError: when the directory cannot be written.
+        """
+        if keep < 1:
+            raise ValueError(f"keep is {keep}; it must be at least 1.")
+        with self.writing():
+            manifest = self._manifest()
+            ranked = manifest.kept_first()
+            if len(ranked) > keep:
+                self._change(manifest, ranked[:keep], ranked[0], "prune", manifest.current)
+                self._sweep()
+        return sorted(version.number for version in ranked[keep:])
 
     def save_progress(self, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
         """Keep the state inside a task; the next commit or rollback makes it stale and removes it.
@@ -317,7 +355,7 @@ class Store:
         """Replace the manifest: the one moment at which the store changes. Progress is stale from then on."""
         event = {"action": action, "version": version.number, "sha256": version.sha256, "time": _now()}
         history = [*manifest.history, event]
-        entries = [vars(v) for v in versions]
+        entries = [vars(v) for v in sorted(versions, key=lambda v: v.number)]
         write_json(self._manifest_path, {"current": current, "versions": entries, "history": history})
         with contextlib.suppress(OSError):
             self._progress_path.unlink()

@@ -56,7 +56,7 @@ def main(words: list[str] | None = None) -> None:
             raise
         _end(str(error))
     except KeyboardInterrupt:
-        _end("interrupted; the same command continues from what was noted last (every 20 seconds of training).", 130)
+        _end("interrupted; a training goes on from what was noted last (every 20 seconds) by the same command.", 130)
 
 
 def _end(sentence: str, code: int = 2) -> None:

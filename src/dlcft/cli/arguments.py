@@ -32,6 +32,11 @@ def positive(name: str, value: int) -> None:
         raise ValueError(f"{name} is {value}; it must be at least 1.")
 
 
+def in_number(count: int, what: str) -> str:
+    """`1 task`, `2 tasks`."""
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
 def apart(option: str, path: Path, model: Path, *inputs: Path | None) -> None:
     """Refuse to write over what is read.
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from dlcft.cli.arguments import apart, positive, setting
+from dlcft.cli.arguments import apart, in_number, positive, setting
 from dlcft.cli.opening import First, nothing_left_behind, open_learner, open_or_create, open_store, unbound
 
 if TYPE_CHECKING:
@@ -76,11 +76,12 @@ def update(
     max_flips
         The same if a larger share of the holdout turns from right to wrong.
     keep
-        How many versions stay on disk.
+        How many versions stay on disk; one that a gate keeps from becoming current stays beside them.
     restart
         Begin anew where an update was interrupted, instead of continuing it.
     again
-        Learn data that was learned before once more, so that it counts twice.
+        Learn data that was learned before once more, so that it counts twice. What is the same in another order or
+        form (images and arrays) is not known again.
     page
         The HTML file to tell it in; by default one beside the model's directory.
     dry_run
@@ -93,21 +94,24 @@ def update(
         if page.is_dir() or any(part.is_file() for part in page.parents):
             raise ValueError(f"--page is {page}; it must be a file, in a folder that can be made if it is not there.")
         apart("--page", page, model, data, holdout)
+    from dlcft.updates import check_gates
     from dlcft.updates import update as learn_update
 
+    check_gates(holdout, max_drop, max_flips)
     first = First(backbone, weights, method, train, dict(setting(text) for text in set_ or []))
     learner = open_or_create(model, first)
     samples = learner.samples(data)
-    task = learner.learned_before(samples)
-    if task is not None and not again:
-        raise ValueError(f"--data is {data}, which {model} has learned as task {task + 1} already; --again repeats it.")
+    if not again:
+        _refuse_learned(learner, samples, data, model)
+    if holdout is not None:
+        _check_holdout(learner, samples, holdout)
     if dry_run:
         _describe(learner, samples, model, first, data, holdout, as_json)
         return
     if not learner.tasks:
-        others = ", ".join(sorted(path.parent.name for path in model.resolve().parent.glob("*/manifest.json")))
-        beside = f"; models that are there already: {others}" if others else ""
-        print(f"{model}: a new model on the backbone {learner.notes['backbone']['name']!r}{beside}", file=sys.stderr)
+        print(f"{model}: {_new_model(learner, model)}", file=sys.stderr)
+        if max_drop is not None or max_flips is not None:
+            print("nothing was known before: gates count from the next update on", file=sys.stderr)
     options: dict[str, Any] = {"holdout": holdout, "max_drop": max_drop, "max_flips": max_flips, "keep": keep}
     options["resume"] = not restart
     with nothing_left_behind(model, learner):
@@ -168,9 +172,12 @@ def predict(
         _write_rows(rows, sys.stdout, format_, top)
     else:
         draft = out.with_name(f".{out.name}.part")
-        with draft.open("w", newline="") as file:
-            _write_rows(rows, file, format_, top)
-        draft.replace(out)
+        try:
+            with draft.open("w", newline="", encoding="utf-8") as file:
+                _write_rows(rows, file, format_, top)
+            draft.replace(out)
+        finally:
+            draft.unlink(missing_ok=True)
     if learner.notes.get("temperature") is None:
         print("dlcft: no holdout was ever given, so the probabilities are not calibrated.", file=sys.stderr)
     if skipped:
@@ -220,8 +227,18 @@ def history(*, model: Path, as_json: Json = False) -> None:
     store = open_store(model)
     current, versions = store.current, store.versions()
     assert current is not None
-    entries = current.header["history"]
-    kept = [{"version": v.number, "created": v.created, "bytes": v.bytes, "current": v == current} for v in versions]
+    entries, accepted = current.header["history"], store.been_current
+    kept = [
+        {
+            "version": v.number,
+            "tasks": v.header["tasks"],
+            "created": v.created,
+            "bytes": v.bytes,
+            "current": v == current,
+            "accepted": v.number in accepted,
+        }
+        for v in versions
+    ]
     if as_json:
         print(json.dumps({"tasks": entries, "versions": kept}))
         return
@@ -233,10 +250,10 @@ def history(*, model: Path, as_json: Json = False) -> None:
         said = "" if accuracy is None else f", {accuracy:.2%} on the holdout of then"
         said += "" if increase is None else f", old loss {increase:+.4g} by the memory"
         print(f"task {entry['task'] + 1}: {entry['samples']} samples{said}")
-    for v in versions:
-        tasks = sum("forgotten" not in entry for entry in v.header["history"])
-        knows = f"{tasks} task{'s' if tasks != 1 else ''}"
-        print(f"version {v.number}{' (current)' if v == current else ''}: {knows}, {v.created}, {in_bytes(v.bytes)}")
+    for row in kept:
+        said = " (current)" if row["current"] else "" if row["accepted"] else " (kept aside by a gate)"
+        facts = f"{in_number(row['tasks'], 'task')}, {row['created']}, {in_bytes(row['bytes'])}"
+        print(f"version {row['version']}{said}: {facts}")
 
 
 def rollback(*, model: Path, version: int | None = None) -> None:
@@ -254,7 +271,7 @@ def rollback(*, model: Path, version: int | None = None) -> None:
     print(f"version {open_store(model).rollback(version)} is current.")
 
 
-def forget(*, model: Path, data: Path, keep: int = 2) -> None:
+def forget(*, model: Path, data: Path | None = None, keep: int = 2) -> None:
     """Be as if these samples had never been learned: exact, for closed-form methods.
 
     Example: dlcft forget --model scenes --data complaints/
@@ -264,18 +281,52 @@ def forget(*, model: Path, data: Path, keep: int = 2) -> None:
     model
         The directory of the model.
     data
-        The same images with the same labels as when they were learned.
+        The same images with the same labels as when they were learned. Without it, only versions are removed.
     keep
-        How many versions stay on disk. Older versions still know the samples: use 1 to have them gone.
+        How many versions stay on disk. Older versions may still know the samples: use 1 to have them gone.
     """
     positive("--keep", keep)
+    if data is None:
+        store = open_store(model)
+        gone = ", ".join(map(str, store.prune(keep)))
+        print(f"removed {f'version {gone}' if gone else 'nothing'}; version {store.current.number} is current.")
+        return
     learner = open_learner(model)
     samples = learner.samples(data)
     learner.forget(samples)
     version = learner.save(keep=keep)
     older = ", ".join(str(kept.number) for kept in open_store(model).versions() if kept.number != version)
-    also = f" Still known to the kept version {older}; --keep 1 leaves the current one alone." if older else ""
+    only = f"dlcft forget --model {model} --keep 1"
+    also = f" The kept version {older} may still know them; {only} leaves the current one alone." if older else ""
     print(f"forgot {len(samples)} samples; version {version} is current.{also}")
+
+
+def _refuse_learned(learner: Learner, samples: Samples, data: Path, model: Path) -> None:
+    task = learner.learned_before(samples)
+    if task is None:
+        return
+    forgotten = any("forgotten" in entry and entry["task"] > task for entry in learner.history)
+    since = ", and forgotten some samples since" if forgotten else ""
+    raise ValueError(f"{model} has learned {data} as task {task + 1} already{since}; --again learns it once more.")
+
+
+def _check_holdout(learner: Learner, samples: Samples, holdout: Path) -> None:
+    held_out = learner.samples(holdout)
+    if held_out.fingerprint() == samples.fingerprint():
+        raise ValueError(f"--holdout is {holdout}, which is what is to be learned; give samples that are not.")
+    task = learner.learned_before(held_out)
+    if task is not None:
+        print(
+            f"dlcft: --holdout was learned as task {task + 1}; on other samples it is less accurate.", file=sys.stderr
+        )
+
+
+def _new_model(learner: Learner, model: Path) -> str:
+    if learner.directory is not None:
+        return "a first update that was interrupted goes on"
+    others = ", ".join(sorted(path.parent.name for path in model.resolve().parent.glob("*/manifest.json")))
+    beside = f"; models that are there already: {others}" if others else ""
+    return f"a new model on the backbone {learner.notes['backbone']['name']!r}{beside}"
 
 
 def _describe(
@@ -288,8 +339,8 @@ def _describe(
     new = sorted({str(label) for label in samples.labels if label not in known})
     tested = 0 if holdout is None else len(learner.samples(holdout))
     if not as_json:
-        learned = f"{learner.tasks} task{'s' if learner.tasks != 1 else ''} learned"
-        print(f"{model}: {learned if learner.tasks else 'a new model'}")
+        learned = f"{in_number(learner.tasks, 'task')} learned"
+        print(f"{model}: {learned if learner.tasks else _new_model(learner, model)}")
         labels = len(set(samples.labels))
         print(f"would learn {len(samples)} samples of {labels} labels; new: {', '.join(new) or 'none'}", flush=True)
     cost = forecast(unbound, (model, first, data), samples=len(samples), tested=tested)

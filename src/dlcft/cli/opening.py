@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dlcft.cli.arguments import in_number
+
 if TYPE_CHECKING:
+    from dlcft.checkpoint import Version
     from dlcft.data import Samples
     from dlcft.learner import Learner
 
@@ -51,7 +53,10 @@ def open_learner(model: Path, version: int | None = None) -> Learner:
     Raises:
         ValueError: when there is none, or it does not say how its backbone is made.
     """
-    rebuild = open_store(model).current.header["notes"].get("backbone")
+    header = open_store(model).current.header
+    if not header["tasks"]:
+        raise ValueError(f"{model} holds a first update that was interrupted; give the same dlcft update once more.")
+    rebuild = header["notes"].get("backbone")
     if rebuild is None:
         raise ValueError(
             f"{model} was saved from Python and does not say how its backbone is made; load it there, or give "
@@ -75,18 +80,19 @@ def open_or_create(model: Path, first: First, *, bound: bool = True) -> Learner:
     if current is None and strangers:
         raise ValueError(f"--model is {model}, which holds {strangers[0]} and no model; an empty directory is needed.")
     if current is None or not current.header["tasks"]:
-        return _new(model, first, begun=current is not None)
+        return _new(model, first, current, bound)
     version, given = None if bound else current.number, first.given()
     if current.header["notes"].get("backbone") is None and first.backbone and set(given) <= {"--backbone", "--weights"}:
         learner = _loaded(model, {"name": first.backbone, "weights": first.weights}, version)
         learner.notes["backbone"] = {"name": first.backbone, "weights": first.weights}
         return learner
     if given:
-        raise ValueError(f"{given[0]} is for the first update; {model} has its own already.")
+        tasks = in_number(current.header["tasks"], "task")
+        raise ValueError(f"{given[0]} is for the first update, and {model} has learned {tasks}; leave it out.")
     return open_learner(model, version)
 
 
-def _new(model: Path, first: First, *, begun: bool) -> Learner:
+def _new(model: Path, first: First, begun: Version | None, bound: bool) -> Learner:
     from dlcft.bench.backbones import load_backbone
     from dlcft.learner import Learner
 
@@ -94,10 +100,10 @@ def _new(model: Path, first: First, *, begun: bool) -> Learner:
     reading: dict[str, Any] = {"preprocess": found.preprocess, "tokenizer": found.tokenizer}
     learner = Learner(found.module, method, train=first.train, **reading, **first.settings)
     learner.notes |= {"backbone": found.rebuild, "method": method, "train": first.train}
-    if not begun:
+    if begun is None:
         return learner
     # a first update was killed: the same command goes on with it
-    known = open_learner(model)
+    known = _loaded(model, begun.header["notes"]["backbone"], None if bound else begun.number)
     if (known.recipe, known.notes) != (learner.recipe, learner.notes):
         raise ValueError(
             f"{model} holds a first update that was interrupted, with other settings; give these, or delete it."
@@ -115,13 +121,16 @@ def _loaded(model: Path, rebuild: dict[str, Any], version: int | None) -> Learne
 
 @contextmanager
 def nothing_left_behind(model: Path, learner: Learner) -> Iterator[None]:
-    """A first update that fails leaves no directory that it has made; one that is interrupted may be continued."""
-    new = not model.exists()
+    """A first update that fails leaves nothing that it has made; one that is interrupted may be continued."""
+    there, begun = model.exists(), (model / "manifest.json").exists()
     try:
         yield
     except (ValueError, OSError, FloatingPointError):
-        if new and not learner.tasks:
-            shutil.rmtree(model, ignore_errors=True)
+        if not begun and not learner.tasks and model.exists():
+            for path in model.iterdir():
+                path.unlink()
+            if not there:
+                model.rmdir()
         raise
 
 
