@@ -22,6 +22,7 @@ _log = logging.getLogger(__name__)
 Made = TypeVar("Made")
 
 # What differs between the rows of one section; every other field of an experiment is a condition that they share.
+SMALL_DISTANCE = 0.02  # from None to Joint, of which a share would say nothing
 _MEASURED = ("evaluate_every", "knn")  # what is looked at, which changes nothing in the end
 _UNMEASURED = {"evaluate_every": 1, "knn": 0}
 _OWN = ("method", "seed", "settings", *_MEASURED)
@@ -358,8 +359,10 @@ def _compared(row: Row, section: Sequence[Row]) -> Row:
 
 
 def _recovered(row: Row, none: Row | None, joint: Row | None) -> float | None:
-    """None as well where there is no distance to recover, or the row is itself one of its ends."""
-    if none is None or joint is None or row is none or row is joint or joint.accuracy.mean <= none.accuracy.mean:
+    """None as well where there is hardly a distance to recover, or the row is itself one of its ends."""
+    if none is None or joint is None or row is none or row is joint:
+        return None
+    if joint.accuracy.mean - none.accuracy.mean < SMALL_DISTANCE:
         return None
     return metrics.recovered(row.accuracy.mean, none.accuracy.mean, joint.accuracy.mean)
 

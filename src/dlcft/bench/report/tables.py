@@ -9,6 +9,7 @@ from functools import partial
 from dlcft.bench.experiment import Result
 from dlcft.bench.report.artefacts import CURVES, Entry, Reported
 from dlcft.bench.report.summary import (
+    SMALL_DISTANCE,
     Row,
     Spread,
     common_settings,
@@ -28,10 +29,12 @@ UNTUNED = "‡"
 NOTES = {
     "accuracy": "Accuracy in percent after the last task, mean ± standard deviation over seeds.",
     "recovered": "Recovered: (method − None)/(Joint − None), None and Joint of the same model and loss; "
-    "mixed: with the nonlinear None, as in the paper.",
+    "mixed: with the nonlinear None, as in the paper. Left out where these two are less than "
+    f"{100 * SMALL_DISTANCE:.0f} points apart.",
     "ours": "Ours: mean ± standard deviation over seeds, in parentheses how many; percent, differences in points.",
     "recovered pair": "Recovered: (method − None)/(Joint − None) in percent, None and Joint of the same model and loss "
-    "/ with the nonlinear None, as in the paper; closed form, which has no None, with the nonlinear Joint too.",
+    "/ with the nonlinear None, as in the paper; closed form, which has no None, with the nonlinear Joint too. "
+    f"Left out where None and Joint are less than {100 * SMALL_DISTANCE:.0f} points apart.",
     "costs": "Seconds: of training and remembering; closed form solves later, when it is asked. "
     "MB: what is saved, network and memory.",
     "curve": "Percent after so many tasks, mean over seeds. Joint has learned all at once.",
