@@ -159,9 +159,9 @@ def test_recovered_distance_needs_both_ends_and_a_distance():
     assert summarise(both[:2])[1].recovered is None
     upside_down = [both[0], both[1], made(both[2].experiment, 0.2)]
     assert summarise(upside_down)[1].recovered is None
-    hardly = [both[0], both[1], made(both[2].experiment, 0.325)]
-    assert summarise(hardly)[1].recovered is None, "None is at 0.31: a share of 1.5 points says nothing"
-    assert summarise([*both[:2], made(both[2].experiment, 0.335)])[1].recovered is not None
+    for joint, told in ((0.315, False), (0.325, True)):  # None is at 0.30
+        rows = summarise([*both[:2], made(both[2].experiment, joint)])
+        assert (row_of(rows, "ewc").recovered is not None) is told
     elsewhere = made(replace(both[2].experiment, per_class=7), 0.9)
     assert all(row.recovered is None for row in summarise([*both[:2], elsewhere]))
 
