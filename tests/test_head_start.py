@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from dlcft import Learner
-from dlcft.assembly import head_step
+from dlcft.assembly import HEAD_RIDGE, head_step
 from dlcft.methods import PastOfHead
 from dlcft.ridge import RidgeSums
 from dlcft.training import Training
@@ -40,7 +40,7 @@ def test_no_other_head_has_a_lower_objective(ridge):
     step = head_step(RidgeSums.empty(5).add(z, y), head, past, ridge, SCALE).requires_grad_()
     data = 0.5 * (target - with_one(z) @ (head + step).T).square().sum(1).mean()
     memory = 0.5 * past.weight * (step @ past.moment * step).sum()
-    (data + memory + 0.5 * ridge * (step.square() @ spread).sum()).backward()
+    (data + memory + 0.5 * ridge * (step.square() @ spread).sum() / (1 + past.weight)).backward()
     assert step.grad.abs().max() < 1e-10
 
 
@@ -62,6 +62,19 @@ def test_task_after_task_equals_all_at_once():
     joint = RidgeSums.empty(5).extend(parts)
     weight, bias = joint.solve(0.0, scale=SCALE)
     torch.testing.assert_close(head, torch.cat([weight, bias[:, None]], 1), rtol=0, atol=1e-9)
+
+
+def test_many_small_tasks_end_near_the_joint_solution():
+    z, y = features(600, 3, seed=0)
+    y = (z @ torch.randn(5, 3, generator=torch.Generator().manual_seed(1)).double()).argmax(1)
+    head, moment = torch.zeros(3, 6, dtype=torch.float64), torch.zeros(6, 6, dtype=torch.float64)
+    for tasks, part in enumerate(torch.arange(600).split(6)):
+        sums = RidgeSums.empty(5).add(z[part], y[part]).grow(3)
+        head = head + head_step(sums, head, PastOfHead(moment, tasks), HEAD_RIDGE, SCALE)
+        moment = (tasks * moment + with_one(z[part]).T @ with_one(z[part]) / 6) / (tasks + 1)
+    joint = RidgeSums.empty(5).add(z, y)
+    found = joint.loss(head[:, :-1], head[:, -1], SCALE)
+    assert found < 1.01 * joint.loss(*joint.solve(0.0, scale=SCALE), SCALE)
 
 
 def small_network():

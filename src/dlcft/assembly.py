@@ -19,6 +19,7 @@ from dlcft.recipes import Recipe
 from dlcft.ridge import RidgeSums
 from dlcft.tangent import FlipAveraged, FrozenFeatures, TangentFeatures
 
+HEAD_RIDGE = 0.3  # of a task; what cross-validation finds in one small task is far too much for all
 _CONSTANT = 1e-6  # the least share of a feature's mean square that counts as its variance
 DIRECTION_SAMPLES = 256  # of the first task, whose features tell the principal direction
 
@@ -124,7 +125,7 @@ def start_from_ridge(task: Task, scale: float, past: PastOfHead | None = None) -
         return
     sums = RidgeSums.empty(layer.in_features, device=layer.weight.device)
     sums = sums.extend((task.model.features(x), y) for x, y in task.batches).grow(layer.out_features)
-    change = head_step(sums, torch.cat([layer.weight, layer.bias[:, None]], 1), past, sums.choose_ridge(), scale)
+    change = head_step(sums, torch.cat([layer.weight, layer.bias[:, None]], 1), past, HEAD_RIDGE, scale)
     layer.weight.add_(change[:, :-1])
     layer.bias.add_(change[:, -1])
     if task.model.strict:
@@ -133,6 +134,9 @@ def start_from_ridge(task: Task, scale: float, past: PastOfHead | None = None) -
 
 def head_step(sums: RidgeSums, head: Tensor, past: PastOfHead | None, ridge: float, scale: float) -> Tensor:
     """D, the least of `½E‖α·onehot − (W + D)z‖² + ½r⟨D, D Z⟩ + (ridge/2)‖D diag(σ)‖²`, z with a last 1.
+
+    σ² is the variance in new and old data, r times, together, divided by their weight 1 + r. So the ridge stays what it
+    was while r grows with every task, as in recursive least squares: in the end it counts once, not in every step.
 
     Args:
         sums: of the new data.
@@ -151,7 +155,7 @@ def head_step(sums: RidgeSums, head: Tensor, past: PastOfHead | None, ridge: flo
     # of a constant feature only rounding would be left, and be divided by
     spread = torch.maximum(squares - total[-1].square() / mass, _CONSTANT * squares)
     spread[-1] = 0
-    damped = total + torch.diag(ridge * spread)
+    damped = total + torch.diag(ridge * spread / mass)
     damped.diagonal()[squares == 0] = 1  # a feature that is always zero tells nothing: its weights stay
     step: Tensor = torch.linalg.solve(damped, (wanted - head.to(moment) @ moment).T).T
     return step.to(head)
