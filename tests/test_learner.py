@@ -2,7 +2,6 @@
 
 import copy
 import gc
-import itertools
 import math
 import weakref
 
@@ -13,7 +12,6 @@ from torch import nn
 from dlcft import Learner
 from dlcft.images import Preprocess
 from dlcft.methods import Batch, Finetune, Quadratic, Replay, Task
-from dlcft.progress import Progress, reporter
 from dlcft.recipes import RECIPES, Recipe
 
 FAST = {"epochs": 2, "batch_size": 8}
@@ -282,28 +280,6 @@ def test_augmentation_schedule_clipping_and_precision():
         assert all(torch.isfinite(w).all() for w in weights(changed).values())
 
 
-def test_progress_is_quiet_off_a_terminal(capsys):
-    seen = []
-    learner = make("dlcft")
-    learner.learn(data([0, 1]), progress=seen.append)
-    assert len(seen) == 2 * 3
-    assert seen[-1].share == 1
-    assert seen[-1].epoch == seen[-1].epochs == 2
-    assert all(a.share < b.share for a, b in itertools.pairwise(seen))
-    make("dlcft").learn(data([0, 1]))
-    assert capsys.readouterr() == ("", "")
-
-
-def test_progress_on_a_terminal(monkeypatch, capsys):
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    show = reporter(True)
-    show(Progress(0, 1, 2, 3.5, 0.5, 12.0))
-    show(Progress(0, 2, 2, 3.5, 1.0, 0.0))
-    said = capsys.readouterr().err
-    assert "task 1  epoch 1/2   50%  loss 3.5  12 s left" in said
-    assert said.endswith("\r")
-
-
 class Halved(Finetune):
     """A method of one's own."""
 
@@ -448,18 +424,3 @@ def test_labels_that_were_never_learned_are_errors_and_told():
     only = learner.evaluate((strange, names))
     assert only["accuracy"] == 0
     assert math.isnan(only["loss"])
-
-
-def test_learned_before():
-    learner = make("dlcft-exact")
-    first, second = data([0, 1]), data([0, 1], seed=1)
-    learner.learn(first)
-    learner.learn(second)
-    assert [learner.learned_before(part) for part in (first, second, data([0, 1], seed=2))] == [0, 1, None]
-    learner.forget(first)
-    assert learner.learned_before(first) is None
-    for task in (2, 3):
-        learner.learn(first)
-        assert learner.learned_before(first) == task
-    learner.forget(first)
-    assert learner.learned_before(first) == 3, "learned once more than forgotten"

@@ -112,3 +112,18 @@ def test_nothing_learned_is_no_version(tmp_path):
     assert [row["version"] for row in done.disk.kept] == [done.version]
     with pytest.raises(CheckpointError, match="is not kept"):
         Store(tmp_path / "model").rollback()
+
+
+def test_learned_before():
+    learner = make("dlcft-exact")
+    first, second = data([0, 1]), data([0, 1], seed=1)
+    learner.learn(first)
+    learner.learn(second)
+    assert [learner.learned_before(part) for part in (first, second, data([0, 1], seed=2))] == [0, 1, None]
+    learner.forget(first)
+    assert learner.learned_before(first) is None
+    for task in (2, 3):
+        learner.learn(first)
+        assert learner.learned_before(first) == task
+    learner.forget(first)
+    assert learner.learned_before(first) == 3, "learned once more than forgotten"

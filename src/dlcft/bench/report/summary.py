@@ -21,8 +21,8 @@ from dlcft.recipes import RECIPES, Recipe
 _log = logging.getLogger(__name__)
 Made = TypeVar("Made")
 
-# What differs between the rows of one section; every other field of an experiment is a condition that they share.
 SMALL_DISTANCE = 0.02  # from None to Joint, of which a share would say nothing
+# What differs between the rows of one section; every other field of an experiment is a condition that they share.
 _MEASURED = ("evaluate_every", "knn")  # what is looked at, which changes nothing in the end
 _UNMEASURED = {"evaluate_every": 1, "knn": 0}
 _OWN = ("method", "seed", "settings", *_MEASURED)
