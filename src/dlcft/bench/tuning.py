@@ -28,8 +28,8 @@ TUNING: dict[str, Grid] = {
     "ewc": {"strength": (1.0, 10.0, 100.0, 1000.0)},
     "mas": {"strength": (1.0, 0.001, 0.01, 0.1)},
     "osla": {"strength": (1.0, 0.1, 10.0, 100.0)},
-    "der": {"replay_logits": (0.3, 0.1, 0.5, 1.0)},
-    "derpp": {"replay_logits": (0.1, 0.3, 0.5, 1.0)},
+    "der": {"replay_logits": (0.3, 1.0, 3.0, 10.0)},
+    "derpp": {"replay_logits": (0.1, 0.3, 1.0, 3.0)},
 }
 
 
