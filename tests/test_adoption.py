@@ -101,6 +101,55 @@ def test_answers_are_the_old_ones_until_something_is_learned_and_after_it_is_for
     assert torch.equal(learner.outputs(TEST[0])[:, :4], before)
 
 
+def adopted(sample=None, weight=1.0, name="ridge"):
+    return Learner.adopt(MODEL, "1", LABELS, sample, name, weight=weight, **SETTINGS[name])
+
+
+@pytest.mark.parametrize("weight", [1.0, 10.0])
+def test_the_sample_may_be_forgotten_whatever_it_counted(weight):
+    new = data([4, 5], n=40, seed=8)
+    one, other = adopted(SAMPLE, weight), adopted()
+    assert one.learned_before(SAMPLE) == 0
+    for learner in (one, other):
+        learner.learn(new)
+    one.forget(SAMPLE)
+    assert one.method.sums.samples == other.method.sums.samples
+    torch.testing.assert_close(one.outputs(TEST[0]), other.outputs(TEST[0]), rtol=1e-3, atol=1e-2)
+    alone = adopted(SAMPLE, weight)
+    alone.forget(SAMPLE)
+    torch.testing.assert_close(alone.outputs(TEST[0]), adopted().outputs(TEST[0]))
+
+
+def test_a_part_of_the_sample_needs_its_weight():
+    part = SAMPLE[0][:12], SAMPLE[1][:12]
+    learner = adopted(SAMPLE, 10.0)
+    learner.forget(part, weight=10.0)
+    rest = adopted((SAMPLE[0][12:], SAMPLE[1][12:]), 10.0)
+    torch.testing.assert_close(learner.method.sums.gram, rest.method.sums.gram, rtol=1e-6, atol=1e-4)
+    with pytest.raises(ValueError, match="without a sample; only what was added before, with the same weights"):
+        learner.forget((SAMPLE[0][12:], SAMPLE[1][12:]))
+
+
+def test_only_learners_adopted_alike_are_merged():
+    first, second = data([4], n=40, seed=8), data([5], n=40, seed=9)
+    one, other, both = adopted(), adopted(), adopted()
+    one.learn(first)
+    other.learn(second)
+    both.learn(first)
+    both.learn(second)
+    one.merge(other)
+    torch.testing.assert_close(one.outputs(TEST[0]), both.outputs(TEST[0]), rtol=1e-3, atol=1e-2)
+    assert [entry["task"] for entry in one.history] == [0, 1, 2, 3]
+    backbone, _ = split_head(MODEL, "1")
+    fresh = Learner(backbone, "ridge")
+    learned = Learner(backbone, "ridge")
+    learned.learn(first)
+    with_sample = adopted(SAMPLE), adopted(SAMPLE)
+    for learner, strange in ((fresh, one), (learned, adopted()), (adopted(), learned), with_sample):
+        with pytest.raises(ValueError, match="adopted from the same one, without a sample"):
+            learner.merge(strange)
+
+
 def test_supposed_classes_are_those_whose_best_head_is_the_given_one():
     """Gaussian classes of one covariance: of a part of them, the head alone tells the means of the others."""
     generator = torch.Generator().manual_seed(0)

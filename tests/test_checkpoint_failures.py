@@ -12,7 +12,8 @@ import time
 import pytest
 import torch
 
-from dlcft.checkpoint import CheckpointError, Store, _files, state_digest
+from dlcft.checkpoint import CheckpointError, Store, _files, _lock, state_digest
+from dlcft.saving import Home
 from tests.stores import MANIFEST, committed, content, digest, files
 
 
@@ -209,3 +210,42 @@ def test_the_lock_nests_and_ends(tmp_path):
         raise KeyError
     with Store(tmp_path).lock():
         pass
+
+
+def test_a_lock_that_its_holder_removes_is_taken_anew(tmp_path, monkeypatch):
+    removed, take = [], _lock._take
+
+    def after_removal(file):
+        if not removed:  # the holder ends between opening and locking
+            removed.append((tmp_path / ".lock").unlink())
+        take(file)
+
+    monkeypatch.setattr(_lock, "_take", after_removal)
+    with Store(tmp_path).lock(), pytest.raises(CheckpointError, match="in use"), Store(tmp_path).lock():
+        pass
+    assert removed
+
+
+def test_only_what_a_first_commit_made_is_abandoned(tmp_path):
+    store = Store(tmp_path / "model")
+    store.commit(*content(1))
+    store.abandon(None)
+    with Store(tmp_path / "model").lock():
+        store.abandon(store.current.sha256)
+    assert store.current.number == 1
+    store.abandon(store.current.sha256)
+    assert list((tmp_path / "model").iterdir()) == []
+    store.commit(*content(1))
+    store.commit(*content(2))
+    store.abandon(store.current.sha256)
+    assert store.current.number == 2
+
+
+def test_what_cannot_be_written_is_told_once(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(27, "File too large")
+
+    home = Home(tmp_path)
+    monkeypatch.setattr("dlcft.checkpoint.write_tensors", full)
+    with pytest.raises(OSError, match=r"cannot be written \(File too large\)"):
+        home.commit(*content(1), keep=1)

@@ -152,3 +152,28 @@ def test_a_table_in_another_encoding(tmp_path):
     (tmp_path / "a.csv").write_bytes("path,label\na.png,caf\xe9\n".encode("latin-1"))
     with pytest.raises(ValueError, match=r"a\.csv is not written in UTF-8"):
         Samples(tmp_path / "a.csv")
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ("text,label\nI like it, really,pos\n", "line 2 of .* has more fields than the header"),
+        ("\n\ntext,label\nfine,pos\nawful,\n", "line 5 of .* has no label"),
+    ],
+)
+def test_lines_of_a_table_that_cannot_be_read(table, words, tmp_path):
+    (tmp_path / "a.csv").write_text(table)
+    with pytest.raises(ValueError, match=words):
+        Samples(tmp_path / "a.csv", tokenizer=lambda texts: torch.zeros(len(texts), 2))
+
+
+def test_a_folder_is_no_image(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a.csv").write_text("path,label\na,cat\n")
+    with pytest.raises(ValueError, match="is a folder; the path of an image is needed"):
+        Samples(tmp_path / "a.csv")
+
+
+def test_labels_are_text():
+    with pytest.raises(ValueError, match="UTF-8 cannot hold"):
+        Samples((torch.zeros(1, 2), ["caf\udce9"]))

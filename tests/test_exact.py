@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from dlcft import Learner
+from dlcft.images import Preprocess
 from tests.test_learner import Net, data
 
 CLOSED_FORM = {
@@ -95,6 +96,8 @@ def test_merging_learners_of_other_features_is_refused():
         first.merge(first)
     with pytest.raises(ValueError, match="another recipe"):
         first.merge(make(direction="random", tangent_features=50))
+    with pytest.raises(ValueError, match="another recipe, scenario, backbone or preprocessing"):
+        first.merge(make(direction="random", preprocess=Preprocess(size=(4, 4))))
     trained = Learner(Net().double().eval(), "dlcft", epochs=1)
     with pytest.raises(ValueError, match="closed-form method"):
         trained.merge(first)

@@ -334,7 +334,7 @@ def test_der_keeps_what_was_answered_and_new_outputs_at_zero():
         (lambda: make("dlcft", epochs="many"), ValueError, "epochs is 'many'; it must be an integer"),
         (lambda: make("dlcft", epochs=True), ValueError, "epochs is True; it must be an integer"),
         (lambda: make("dlcft", first_order=1), ValueError, "first_order is 1; it must be true or false"),
-        (lambda: make("dlcft", clip="no"), ValueError, "clip is 'no'; it must be a number or None"),
+        (lambda: make("dlcft", clip="no"), ValueError, "clip is 'no'; it must be a finite number or None"),
         (
             lambda: make("dlcft-exact", tangent_features=-5),
             ValueError,

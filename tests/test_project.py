@@ -94,6 +94,7 @@ ORDER = [
     "bench.report",
     "bench.demo",
     "cli.arguments",
+    "cli.answers",
     "cli.bench",
     "cli.demo",
     "cli.opening",

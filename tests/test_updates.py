@@ -58,7 +58,7 @@ def test_a_broken_holdout_is_found_before_anything_is_learned(learner, tmp_path,
     (holdout / "dog" / "3.png").write_bytes(b"no image")
     monkeypatch.setattr(Learner, "learn", lambda *_, **__: pytest.fail("learned first"))
     with pytest.raises(ValueError, match=r"3\.png"):
-        update(learner, data([0, 1]), holdout=holdout)
+        update(learner, write_images(tmp_path / "data"), holdout=holdout)
 
 
 def test_gates_need_a_holdout(learner):
@@ -99,12 +99,15 @@ def test_one_version_kept_and_a_gate(learner):
     assert len(store.versions()) == 2
 
 
-def test_a_gate_that_cannot_be_measured_is_refused(learner):
+def test_a_holdout_that_tells_nothing_is_refused(learner):
     update(learner, data([0, 1]))
-    with pytest.raises(ValueError, match="the holdout has none of them: its labels are 5"):
-        update(learner, data([0, 1], seed=1), holdout=data([5]), max_drop=0.1)
-    assert learner.tasks == 1
-    assert update(learner, data([0, 1], seed=1), holdout=data([5])).calibration_error is None
+    with pytest.raises(ValueError, match="max_flips are measured on known labels, and the holdout has none of them"):
+        update(learner, data([5], seed=2), holdout=data([5], seed=3), max_drop=0.1)
+    with pytest.raises(
+        ValueError, match="answers are known labels, and the holdout has none of them: its labels are 5"
+    ):
+        update(learner, data([2], seed=2), holdout=data([5], seed=3))
+    assert update(learner, data([5], seed=2), holdout=data([5], seed=3)).accuracy == 1
 
 
 def test_nothing_learned_is_no_version(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dlcft.adoption import centred_head, fitted_scale, margin_scale
 from dlcft.assembly import (
     DIRECTION_SAMPLES,
     assembled,
@@ -24,10 +26,11 @@ from dlcft.classifier import Classifier, learned_state, reference
 from dlcft.data import Batches, Inputs, Labels, Samples, to_device
 from dlcft.images import Preprocess
 from dlcft.linearize import Selection
-from dlcft.methods import Method, Task
+from dlcft.methods import Method, Ridge, Task
 from dlcft.methods.base import joined_states, split_states
+from dlcft.methods.closed_form import Origin
 from dlcft.progress import Report
-from dlcft.recipes import RECIPES, Recipe, Scenario, check_name
+from dlcft.recipes import Recipe, Scenario, named_recipe
 from dlcft.saving import Home
 from dlcft.sources import Tokenizer
 from dlcft.training import Training, augmented
@@ -59,9 +62,7 @@ class LearnerCore:
             raise ValueError(f"scenario is {scenario!r}; it must be 'data-il', 'task-il' or 'class-il'.")
         if new_labels not in (None, "grow", "error"):
             raise ValueError(f"new_labels is {new_labels!r}; it must be 'grow' or 'error'.")
-        if isinstance(method, str):
-            check_name("method", method, RECIPES)
-        self.recipe = (RECIPES[method] if isinstance(method, str) else method).with_settings(settings)
+        self.recipe = named_recipe(method, settings) if isinstance(method, str) else method.with_settings(settings)
         self.scenario: Scenario = scenario
         self.new_labels = new_labels or ("error" if scenario == "data-il" else "grow")
         self.seed = seed
@@ -90,6 +91,11 @@ class LearnerCore:
     def directory(self) -> Path | None:
         """Where it was saved or loaded; None if neither."""
         return None if self._home is None else self._home.store.directory
+
+    @property
+    def version(self) -> str | None:
+        """The hash of the version that it was saved as, or loaded from; None if neither."""
+        return None if self._home is None else self._home.version
 
     def samples(self, data: Any) -> Samples:
         """Labelled data as this learner reads it; wherever data is asked for, this may be given instead."""
@@ -194,6 +200,57 @@ class LearnerCore:
         seed = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big") >> 1
         return torch.Generator().manual_seed(seed)
 
+    @torch.no_grad()
+    def _adopt(self, layer: nn.Linear, labels: Labels, data: Any, weight: float) -> None:
+        samples = None if data is None else self.samples(data)
+        factor = margin_scale(len(labels), self.recipe.scale)
+        if samples is None:
+            self._assemble(torch.randn(2, layer.in_features, generator=self._stream("direction")).to(layer.weight))
+        else:
+            unknown = labels.unknown(samples.labels)
+            if unknown:
+                raise ValueError(f"a sample has the label {unknown[0]!r}, which is not among the model's labels.")
+            self._build(samples)
+            batches = self._batches(samples, labels.indices(samples.labels), self.recipe.batch_size)
+            logits = torch.cat([layer(first_features(self._backbone, x)).float().cpu() for x, _ in batches])
+            factor = fitted_scale(logits, batches.y, self.recipe.scale)
+            if factor <= 0:
+                raise ValueError("the sample's labels contradict the classifier's answers; are `labels` in its order?")
+        assert self._model is not None
+        self._grow(HEAD, labels)
+        own, (w, b) = self._model.head(HEAD), centred_head(layer)
+        if not self.loss.is_quadratic:
+            factor = 1.0
+        if self.recipe.method == "ridge" and self.recipe.random_features and not self.recipe.tangent_features:
+            raise ValueError("ranpac does not see the features that the head was made for; take another method.")
+        wide = torch.cat([w, w.new_zeros(len(w), own.in_features - w.shape[1])], 1)
+        own.weight.copy_(factor * wide)
+        own.bias.copy_(factor * b)
+        if isinstance(self.method, Ridge):
+            self.method.reserve(HEAD, len(labels))
+        if samples is not None:
+            task = replace(self._context(HEAD, samples, labels), weight=weight)
+            with torch.enable_grad():
+                self._remember(task)
+        if isinstance(self.method, Ridge):
+            counts = torch.zeros(len(labels)).double() if self.method.sums is None else self.method.sums.counts.cpu()
+            self.method.origin = Origin(own.weight.double().cpu(), own.bias.double().cpu(), counts)
+        count = 0 if samples is None else len(samples)
+        self.history.append(
+            {
+                "task": 0,
+                "heads": [HEAD],
+                "adopted": len(labels),
+                "samples": count,
+                "data": None if samples is None else data_fingerprint({HEAD: samples}),
+                "weight": weight,
+                "scale": factor,
+                "loss": [],
+                "predicted_increase": None,
+            }
+        )
+        self.tasks = 1
+
     def _snapshot(self) -> tuple[Any, ...]:
         """Everything that learning changes; a frozen network is not among it."""
         kept = learned_state(self._backbone) if self._model is None else self._model.state()
@@ -248,3 +305,8 @@ def _device(name: str) -> torch.device:
         usable = ", ".join(repr(n) for n, there in available.items() if there)
         raise ValueError(f"device is {name!r}; it must be 'auto' or, on this machine, one of {usable}.")
     return torch.device(name)
+
+
+def data_fingerprint(tasks: Mapping[str, Samples]) -> str:
+    """Names the data of several heads, to tell whether it is the same as before."""
+    return "+".join(f"{head}:{samples.fingerprint()}" for head, samples in tasks.items())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import os
 import zipfile
 import zlib
@@ -101,25 +102,31 @@ def read_table(path: Path, columns: tuple[str, ...]) -> tuple[list[Any], ...]:
 def _read_table(path: Path, columns: tuple[str, ...]) -> tuple[list[Any], ...]:
     found: tuple[list[Any], ...] = tuple([] for _ in columns)
     with path.open(newline="", encoding="utf-8-sig") as file:
-        reader = csv.DictReader(file)
-        missing = [name for name in columns if name not in (reader.fieldnames or ())]
-        if missing == ["path"] and "text" in (reader.fieldnames or ()):
-            raise ValueError(
-                f"{path} holds texts, and this backbone reads images; take a text encoder (hf:NAME), or one of your "
-                "own with a tokenizer."
-            )
-        repeated = [name for name in columns if (reader.fieldnames or ()).count(name) > 1]
-        if repeated:
-            raise ValueError(f"{path} has the column {repeated[0]} more than once; which one is meant cannot be told.")
-        if missing:
-            there = f"has the columns {reader.fieldnames}" if reader.fieldnames else "is empty"
-            raise ValueError(f"{path} {there}; the columns {', '.join(columns)} are needed.")
-        for row in reader:
-            for name, values in zip(columns, found, strict=True):
-                value = (row[name] or "").strip()
-                if not value:
-                    raise ValueError(f"line {reader.line_num} of {path} has no {name}; every line needs one.")
-                values.append(path.parent / value if name == "path" else value)
+        text = file.read()
+    reader = csv.DictReader(io.StringIO(text.lstrip(), newline=""))
+    before = text[: len(text) - len(text.lstrip())].count("\n")  # blank lines
+    header = reader.fieldnames or ()
+    missing = [name for name in columns if name not in header]
+    if missing == ["path"] and "text" in header:
+        raise ValueError(
+            f"{path} holds texts, and this backbone reads images; take a text encoder (hf:NAME), or one of your "
+            "own with a tokenizer."
+        )
+    repeated = [name for name in columns if header.count(name) > 1]
+    if repeated:
+        raise ValueError(f"{path} has the column {repeated[0]} more than once; which one is meant cannot be told.")
+    if missing:
+        there = f"has the columns {header}" if header else "is empty"
+        raise ValueError(f"{path} {there}; the columns {', '.join(columns)} are needed.")
+    for row in reader:
+        place = f"line {before + reader.line_num} of {path}"
+        if None in row:
+            raise ValueError(f"{place} has more fields than the header; put what holds a comma in quotes.")
+        for name, values in zip(columns, found, strict=True):
+            value = (row[name] or "").strip()
+            if not value:
+                raise ValueError(f"{place} has no {name}; every line needs one.")
+            values.append(path.parent / value if name == "path" else value)
     if not found[0]:
         raise ValueError(f"{path} has a header only; at least one sample is needed.")
     return found

@@ -69,7 +69,18 @@ def label_name(value: Any) -> Label:
         return int(value)
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise TypeError(f"a label is {value!r} of type {type(value).__name__}; an integer or a string is needed.")
+    if isinstance(value, str) and not _is_text(value):
+        raise ValueError(f"a label is {value!r}, which UTF-8 cannot hold; rename it.")
     return int(value) if isinstance(value, int) else str(value)
+
+
+def _is_text(value: str) -> bool:
+    """Whether it can be written in UTF-8: a folder's name may be of any bytes."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _one_kind(names: list[Label]) -> list[Label]:

@@ -8,21 +8,19 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dlcft.adoption import centred_head, fitted_scale, margin_scale, split_head
-from dlcft.assembly import as_given, fingerprint, first_features
+from dlcft.adoption import margin_scale, split_head
+from dlcft.assembly import as_given, fingerprint
 from dlcft.checkpoint import CheckpointError
 from dlcft.classifier import Classifier, learned_state
-from dlcft.core import HEAD, LearnerCore
+from dlcft.core import HEAD, LearnerCore, data_fingerprint
 from dlcft.data import Inputs, Label, Labels, Samples
 from dlcft.images import Preprocess
 from dlcft.methods import Method, Ridge
-from dlcft.methods.closed_form import Origin
 from dlcft.progress import Report, reporter
 from dlcft.recipes import RECIPES, Recipe
 from dlcft.saving import Home
@@ -159,10 +157,17 @@ class Learner(LearnerCore):
             raise ValueError(f"learn_jointly is for 'task-il'; in {self.scenario!r} join the data and call learn.")
         self._learn({self._head(head): self.samples(data) for head, data in tasks.items()}, progress, True)
 
-    def forget(self, data: Any, *, head: str | None = None) -> None:
+    def forget(self, data: Any, *, head: str | None = None, weight: float | None = None) -> None:
         """Be as if these samples, learned before, had never been seen: exact, for closed-form methods.
 
-        Labels that lose all their samples keep their place, with zero weights.
+        Samples that were learned twice are forgotten once. Labels that lose all their samples keep their place, with
+        zero weights.
+
+        Args:
+            data: see `Samples`.
+            head: the task's name in "task-il".
+            weight: what each of them counted; 1 by default, or for the whole sample that was given to `adopt`, its
+                weight. For a part of that sample it has to be given.
 
         Raises:
             ValueError: when the method cannot, or these samples cannot have been learned.
@@ -171,9 +176,16 @@ class Learner(LearnerCore):
         unknown = self._labels[name].unknown(samples.labels)
         if unknown:
             raise ValueError(f"label {unknown[0]!r} was never learned, so its samples cannot be forgotten.")
+        known = data_fingerprint({name: samples})
+        adopted = next((entry for entry in self.history if "adopted" in entry and entry.get("data") == known), None)
+        if weight is None:
+            weight = 1.0 if adopted is None else adopted["weight"]
         batches = self._batches(samples, self._labels[name].indices(samples.labels), self.recipe.batch_size)
-        method.forget(self.model, name, batches)
-        entry = {"task": self.tasks, "heads": [name], "forgotten": len(samples), "data": _fingerprint({name: samples})}
+        method.forget(self.model, name, batches, weight)
+        if adopted is not None and method.origin is not None:
+            usual = margin_scale(adopted["adopted"], self.recipe.scale)
+            method.origin = method.origin.without_sample(usual / adopted["scale"])
+        entry = {"task": self.tasks, "heads": [name], "forgotten": len(samples), "data": known}
         self.history.append(entry)
 
     def learned_before(self, data: Any, *, head: str | None = None) -> int | None:
@@ -182,7 +194,7 @@ class Learner(LearnerCore):
         It is known again by all labels and 64 of its samples, if order and form (pixels, or image files) are the same;
         where samples differ each time they are read (random augmentation), by their labels alone.
         """
-        wanted = _fingerprint({self._head(head): self.samples(data)})
+        wanted = data_fingerprint({self._head(head): self.samples(data)})
         same = [entry for entry in self.history if entry.get("data") == wanted]
         learned = [entry["task"] for entry in same if "forgotten" not in entry]
         return learned[-1] if 2 * len(learned) > len(same) else None
@@ -196,8 +208,15 @@ class Learner(LearnerCore):
         method, theirs = self._closed_form("merge"), other._closed_form("merge")
         if other is self:
             raise ValueError("a learner cannot be merged with itself; that would count everything twice.")
-        if self.recipe != other.recipe or self.scenario != other.scenario or self._fingerprint != other._fingerprint:
-            raise ValueError("the other learner has another recipe, scenario or backbone; these must be the same.")
+        if self._kind() != other._kind():
+            raise ValueError(
+                "the other learner has another recipe, scenario, backbone or preprocessing; these must be the same."
+            )
+        if not method.adopted_alike(theirs):
+            raise ValueError(
+                "one of the two was adopted from a classifier; only learners that were adopted from the same one, "
+                "without a sample, can be merged."
+            )
         if other._model is None:
             return
         if self._model is None:
@@ -218,8 +237,8 @@ class Learner(LearnerCore):
             for column, index in zip(theirs.columns[head], self._labels[head].indices(labels.names), strict=True):
                 places[column] = columns[int(index)]
         method.merge(theirs, [places[column] for column in range(len(places))])
+        self.history += [{**entry, "task": entry["task"] + self.tasks} for entry in other.history]
         self.tasks += other.tasks
-        self.history += other.history
 
     @torch.no_grad()
     def outputs(self, x: Any, *, head: str | None = None, batch_size: int = 256) -> Tensor:
@@ -341,6 +360,10 @@ class Learner(LearnerCore):
         learner._home = home if version is None else None
         return learner
 
+    def _kind(self) -> tuple[Any, ...]:
+        """What two learners that are merged must share."""
+        return self.recipe, self.scenario, self._fingerprint, self.preprocess
+
     def _closed_form(self, what: str) -> Ridge:
         if not isinstance(self.method, Ridge):
             exact = ", ".join(name for name, recipe in RECIPES.items() if recipe.method == "ridge")
@@ -349,7 +372,7 @@ class Learner(LearnerCore):
 
     def _learn(self, tasks: dict[str, Samples], progress: bool | Report, resume: bool) -> None:
         labels = {head: self._extended(head, samples) for head, samples in tasks.items()}
-        data = _fingerprint(tasks)
+        data = data_fingerprint(tasks)
         with nullcontext() if self._home is None else self._home.learning(resume=resume):
             self._learn_samples(tasks, labels, data, progress)
 
@@ -383,56 +406,3 @@ class Learner(LearnerCore):
             }
         )
         self.tasks += 1
-
-    @torch.no_grad()
-    def _adopt(self, layer: nn.Linear, labels: Labels, data: Any, weight: float) -> None:
-        samples = None if data is None else self.samples(data)
-        factor = margin_scale(len(labels), self.recipe.scale)
-        if samples is None:
-            self._assemble(torch.randn(2, layer.in_features, generator=self._stream("direction")).to(layer.weight))
-        else:
-            unknown = labels.unknown(samples.labels)
-            if unknown:
-                raise ValueError(f"a sample has the label {unknown[0]!r}, which is not among the model's labels.")
-            self._build(samples)
-            batches = self._batches(samples, labels.indices(samples.labels), self.recipe.batch_size)
-            logits = torch.cat([layer(first_features(self._backbone, x)).float().cpu() for x, _ in batches])
-            factor = fitted_scale(logits, batches.y, self.recipe.scale)
-            if factor <= 0:
-                raise ValueError("the sample's labels contradict the classifier's answers; are `labels` in its order?")
-        assert self._model is not None
-        self._grow(HEAD, labels)
-        own, (w, b) = self._model.head(HEAD), centred_head(layer)
-        if not self.loss.is_quadratic:
-            factor = 1.0
-        if self.recipe.method == "ridge" and self.recipe.random_features and not self.recipe.tangent_features:
-            raise ValueError("ranpac does not see the features that the head was made for; take another method.")
-        wide = torch.cat([w, w.new_zeros(len(w), own.in_features - w.shape[1])], 1)
-        own.weight.copy_(factor * wide)
-        own.bias.copy_(factor * b)
-        if isinstance(self.method, Ridge):
-            self.method.reserve(HEAD, len(labels))
-        if samples is not None:
-            task = replace(self._context(HEAD, samples, labels), weight=weight)
-            with torch.enable_grad():
-                self._remember(task)
-        if isinstance(self.method, Ridge):
-            counts = torch.zeros(len(labels)).double() if self.method.sums is None else self.method.sums.counts.cpu()
-            self.method.origin = Origin(own.weight.double().cpu(), own.bias.double().cpu(), counts)
-        count = 0 if samples is None else len(samples)
-        self.history.append(
-            {
-                "task": 0,
-                "heads": [HEAD],
-                "adopted": len(labels),
-                "samples": count,
-                "loss": [],
-                "predicted_increase": None,
-            }
-        )
-        self.tasks = 1
-
-
-def _fingerprint(tasks: Mapping[str, Samples]) -> str:
-    """Names the data of several heads, to tell whether it is the same as before."""
-    return "+".join(f"{head}:{samples.fingerprint()}" for head, samples in tasks.items())

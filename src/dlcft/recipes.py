@@ -7,6 +7,7 @@ What stands here is a starting point; a comparison tunes them with the same budg
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Collection
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
@@ -192,6 +193,16 @@ class Recipe:
         return Finetune()
 
 
+def named_recipe(name: str, settings: dict[str, Any]) -> Recipe:
+    """A recipe by its name, with some fields changed.
+
+    Raises:
+        ValueError: when the name or a setting is unknown.
+    """
+    check_name("method", name, RECIPES)
+    return RECIPES[name].with_settings(settings)
+
+
 def check_name(kind: str, name: str, known: Collection[str]) -> None:
     """Refuse a name that is not known, and say which is near.
 
@@ -206,10 +217,10 @@ def check_name(kind: str, name: str, known: Collection[str]) -> None:
 
 def _check_type(name: str, value: Any, default: Any) -> None:
     """A setting is of its default's kind; where that is None, a number or None."""
-    kind = {bool: "true or false", int: "an integer", float: "a number", str: "a word"}.get(
-        type(default), "a number or None"
+    kind = {bool: "true or false", int: "an integer", float: "a finite number", str: "a word"}.get(
+        type(default), "a finite number or None"
     )
-    number = isinstance(value, int | float) and not isinstance(value, bool)
+    number = isinstance(value, int | float) and not isinstance(value, bool) and -math.inf < value < math.inf
     fits = {
         bool: isinstance(value, bool),
         int: number and isinstance(value, int),

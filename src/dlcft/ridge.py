@@ -155,6 +155,11 @@ class RidgeSums:
                 f"{float(left.counts[low]):.6g}; only what was added before, with the same weights, can be subtracted."
             )
         gone = left.counts <= _ROUNDING * before
+        if left.samples == 0 and not gone.all():
+            raise ValueError(
+                f"subtracting would leave a weight of {float(left.counts.sum()):.6g} without a sample; only what was "
+                "added before, with the same weights, can be subtracted."
+            )
         size = self.gram.diagonal()
         strange = left.class_sums[gone].square() > _ROUNDING * before[gone, None] * size
         kept = left.class_sums[~gone]

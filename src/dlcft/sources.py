@@ -216,13 +216,20 @@ def make_source(x: Any, preprocess: Preprocess, tokenizer: Tokenizer | None = No
     if tokenizer is not None and isinstance(x, list | tuple) and len(x) and all(isinstance(part, str) for part in x):
         return Texts(x.__getitem__, len(x), tokenizer)
     if isinstance(x, list | tuple) and len(x) and all(isinstance(part, str | Path) for part in x):
-        names = [str(existing(path)) for path in x]
+        names = [str(_existing_file(path)) for path in x]
         return Items(lambda index: read_image(names[index], preprocess.channels), len(x), preprocess, files=names)
     if isinstance(x, list):
         return Items(x.__getitem__, len(x), preprocess)
     if isinstance(x, Tensor | np.ndarray | Mapping) or (isinstance(x, tuple) and len(x)):
         return Arrays(x, preprocess)
     raise TypeError(f"x is a {type(x).__name__}; it may be {ACCEPTED_X}.")
+
+
+def _existing_file(path: str | Path) -> Path:
+    found = existing(path)
+    if found.is_dir():
+        raise ValueError(f"{found} is a folder; the path of an image is needed.")
+    return found
 
 
 def fetch(source: Source, indices: Tensor) -> Input:
@@ -298,6 +305,8 @@ def _checked(part: Any) -> Tensor | np.ndarray[Any, Any]:
         raise ValueError(f"the inputs hold a tensor of layout {part.layout}; give a dense one, x.to_dense().")
     if part.ndim == 0:
         raise ValueError("the inputs hold a single number; the first axis must count samples.")
+    if 0 in part.shape[1:]:
+        raise ValueError(f"the inputs have shape {tuple(part.shape)}; each of them must hold something.")
     return part
 
 

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from typing import Any, TypeVar
@@ -73,11 +74,18 @@ def peak_memory() -> int:
 
 
 def apart(work: Callable[..., T], *arguments: Any) -> T:
-    """Work in a process of its own, because the peak of a process's memory never falls."""
+    """Work in a process of its own, because the peak of a process's memory never falls.
+
+    Raises:
+        ChildProcessError: when that is killed.
+    """
     # Ctrl-C reaches the other process too, which need not say anything
     quiet: dict[str, Any] = {"initializer": signal.signal, "initargs": (signal.SIGINT, signal.SIG_DFL)}
     with ProcessPoolExecutor(1, mp_context=get_context("spawn"), **quiet) as pool:
-        return pool.submit(work, *arguments).result()
+        try:
+            return pool.submit(work, *arguments).result()
+        except BrokenProcessPool as error:
+            raise ChildProcessError("the process of the trial was killed; did the memory run out?") from error
 
 
 def _seconds(work: Callable[[], object]) -> float:

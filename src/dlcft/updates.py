@@ -127,13 +127,9 @@ def update(
         raise ValueError("directory is not given, and this learner was neither saved nor loaded before.")
     samples = learner.samples(data)
     held_out = None if holdout is None else learner.samples(holdout)
+    if held_out is not None:
+        check_labels(learner, samples, held_out, gated=(max_drop, max_flips) != (None, None))
     known = set(learner.labels()) if learner.tasks else set()
-    if held_out is not None and known and not known & set(held_out.labels) and (max_drop, max_flips) != (None, None):
-        raise ValueError(
-            f"max_drop and max_flips are measured on known labels, and the holdout has none of them: its labels are "
-            f"{', '.join(map(repr, sorted(set(held_out.labels), key=str)[:5]))} …, known ones "
-            f"{', '.join(map(repr, sorted(known, key=str)[:5]))} …"
-        )
     begun = bool(learner._labels)
     before = None
     if held_out is not None:
@@ -184,6 +180,26 @@ def check_gates(holdout: Any, max_drop: float | None, max_flips: float | None) -
     for name, limit in (("max_drop", max_drop), ("max_flips", max_flips)):
         if limit is not None and not 0 <= limit <= 1:
             raise ValueError(f"{name} is {limit}; it must lie between 0 and 1, such as 0.02.")
+
+
+def check_labels(learner: Learner, samples: Samples, held_out: Samples, *, gated: bool) -> None:
+    """Refuse held-out samples by which nothing could be told.
+
+    Args:
+        learner: as it is before the update.
+        samples: to be learned.
+        held_out: not to be learned.
+        gated: whether a gate is measured on them.
+
+    Raises:
+        ValueError: when none has a label that will be known, or, with a gate, that is known already.
+    """
+    known = set(learner.labels()) if learner.tasks else set()
+    answered = known if gated and known else known | set(samples.labels)
+    if answered.isdisjoint(held_out.labels):
+        why = "max_drop and max_flips are measured on known labels" if gated and known else "answers are known labels"
+        mine, theirs = (", ".join(map(repr, sorted(some, key=str)[:5])) for some in (set(held_out.labels), answered))
+        raise ValueError(f"{why}, and the holdout has none of them: its labels are {mine} …, known ones {theirs} …")
 
 
 def answers(learner: Learner, samples: Samples) -> list[Label]:

@@ -32,7 +32,7 @@ from dlcft.bench.probes import Examiner, old_loss
 from dlcft.bench.streams import Pair, Stream, split_classes, split_data, turned, validation_part
 from dlcft.checkpoint import Store
 from dlcft.learner import Learner
-from dlcft.recipes import RECIPES, Scenario, check_name
+from dlcft.recipes import RECIPES, Scenario, check_name, named_recipe
 
 RESULT_FORMAT = 1
 CONVERGED = 0.01  # training has converged when its last epoch lowered the loss by less than this share
@@ -82,8 +82,7 @@ class Experiment:
     def __post_init__(self) -> None:
         """Refuse what cannot be run, before anything is."""
         check_name("scenario", self.scenario, ("data-il", "task-il", "class-il"))
-        check_name("method", self.method, RECIPES)
-        RECIPES[self.method].with_settings(dict(self.settings))
+        named_recipe(self.method, dict(self.settings))
         for name in ("tasks", "evaluate_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1.")
@@ -309,14 +308,12 @@ def _learner(experiment: Experiment, backbone: Backbone, images: ImageSet, home:
     home.parent.mkdir(parents=True, exist_ok=True)
     if Store(home).current is not None:
         return Learner.load(home, backbone.module)
-    settings = {"augment": images.augment, **experiment.settings}
     learner = Learner(
         backbone.module,
-        experiment.method,
+        named_recipe(experiment.method, {"augment": images.augment, **experiment.settings}),
         scenario=experiment.scenario,
         seed=experiment.seed,
         preprocess=replace(backbone.preprocess, size=_size(experiment, backbone, images)),
-        **settings,
     )
     learner.save(home, keep=1)
     return learner

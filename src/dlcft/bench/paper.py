@@ -15,7 +15,7 @@ from typing import Any, Literal
 from dlcft.bench.experiment import Experiment, Result, run
 from dlcft.bench.scales import OPEN_CHOICES, SCALES, WEIGHTS, Settings, open_settings
 from dlcft.bench.spectrum import MLP, Spectrum, Trace, trace
-from dlcft.recipes import RECIPES, check_name
+from dlcft.recipes import check_name, named_recipe
 
 __all__ = ["ARTEFACTS", "OPEN_CHOICES", "ROWS", "SCALES", "Artefact", "Cell", "Planned", "cells", "execute"]
 __all__ += ["experiments", "variant"]
@@ -325,7 +325,7 @@ def of_length(name: str, tasks: int) -> str:
 
 def with_choices(experiment: Experiment, chosen: Settings) -> Experiment:
     """The experiment with chosen settings; the same one, by the same name, where they are as they were."""
-    recipe = RECIPES[experiment.method].with_settings(dict(experiment.settings))
+    recipe = named_recipe(experiment.method, dict(experiment.settings))
     changed = {name: value for name, value in chosen.items() if getattr(recipe, name) != value}
     return replace(experiment, settings={**experiment.settings, **changed})
 
@@ -344,7 +344,7 @@ def _spectra(name: str, scale: str, seed: int) -> list[Planned]:
 def _planned(name: str, cell: Cell, scale: str, seed: int, tuned: Tuned) -> Planned:
     size, row = SCALES[scale], ROWS[cell.row]
     base = size.streams[cell.stream]
-    recipe = RECIPES[row.method].with_settings(dict(row.settings))
+    recipe = named_recipe(row.method, dict(row.settings))
     settings = {**open_settings(row.method, cell.stream, scale), **row.settings}
     settings |= {name: value for name, value in size.small.items() if getattr(recipe, name) > value}
     if recipe.method != "replay" and base.scenario != "class-il":

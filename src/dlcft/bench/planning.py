@@ -14,7 +14,7 @@ from dlcft.bench.experiment import VALIDATION_SHARE, Experiment
 from dlcft.bench.paper import Planned
 from dlcft.bench.spectrum import MLP, Spectrum
 from dlcft.learner import Learner
-from dlcft.recipes import RECIPES
+from dlcft.recipes import named_recipe
 from dlcft.trial import Rates, apart, measure_learning
 
 _TRIAL = (8, 8, 32)  # images of three tasks: to warm up, and two sizes that tell a fixed cost from one an image
@@ -121,7 +121,7 @@ def estimate_seconds(experiment: Experiment | Spectrum, rates: Rates) -> float:
         point = experiment.iterations * product + (test + experiment.samples) * rates.testing
         return experiment.epochs * train * rates.training + experiment.points * point
     train, test = _images(experiment)
-    recipe = RECIPES[experiment.method].with_settings(dict(experiment.settings))
+    recipe = named_recipe(experiment.method, dict(experiment.settings))
     epochs = 0 if recipe.method == "ridge" else recipe.epochs
     tasks = 1 if experiment.joint else experiment.first or experiment.tasks
     learning = train * (epochs * rates.training + rates.remembering) + tasks * rates.remembering_once
@@ -135,7 +135,7 @@ def usual_seconds(experiment: Experiment | Spectrum) -> float:
     """A guess without a trial, true up to a factor that the machine and the network set."""
     if isinstance(experiment, Spectrum):
         return estimate_seconds(experiment, MLP_RATES if experiment.network == MLP else _PLAIN)
-    recipe = RECIPES[experiment.method].with_settings(dict(experiment.settings))
+    recipe = named_recipe(experiment.method, dict(experiment.settings))
     rates = _LINEAR if recipe.linear else _PLAIN
     if recipe.method == "ridge":
         rates = replace(rates, remembering=rates.training if recipe.tangent_features else rates.testing)
@@ -204,10 +204,9 @@ def measure_rates(experiment: Experiment) -> Rates:
     weights = None if experiment.backbone == "shipped" else "random"
     backbone = load_backbone(experiment.backbone, weights=weights, width=experiment.width)
     size = (experiment.size, experiment.size) if experiment.size else backbone.preprocess.size or (224, 224)
-    settings = {**experiment.settings, "epochs": 1}
+    recipe = named_recipe(experiment.method, {**experiment.settings, "epochs": 1})
     preprocess = replace(backbone.preprocess, size=size)
-    options = {"scenario": experiment.scenario, "new_labels": "grow", "preprocess": preprocess}
-    learner = Learner(backbone.module, experiment.method, **options, **settings)  # type: ignore[arg-type]
+    learner = Learner(backbone.module, recipe, scenario=experiment.scenario, new_labels="grow", preprocess=preprocess)
     generator = torch.Generator().manual_seed(0)
     tasks = []
     for number, count in enumerate(_TRIAL):

@@ -44,7 +44,8 @@ __all__ = ["CheckpointError", "Store", "Version", "state_digest"]
 
 log = logging.getLogger("dlcft")
 
-DATA_FILE = re.compile(r"(?:version-[0-9]+|progress-[0-9a-f]+)\.safetensors")
+PROGRESS_FILE = re.compile(r"progress-[0-9a-f]+\.safetensors")
+DATA_FILE = re.compile(rf"version-[0-9]+\.safetensors|{PROGRESS_FILE.pattern}")
 TEMPORARY_FILE = re.compile(r"\.dlcft-[0-9a-f]+\.tmp")
 FILE_FIELDS: dict[str, set[type]] = {"file": {str}, "bytes": {int}, "sha256": {str}, "header": {dict}}
 PROGRESS_FIELDS = FILE_FIELDS | {"base": {dict}}
@@ -243,6 +244,7 @@ class Store:
             The numbers of those that are gone.
 
         Raises:
+            CheckpointError: when the current version's file is damaged; nothing is removed then.
             OSError: when the directory cannot be written.
         """
         if keep < 1:
@@ -251,9 +253,38 @@ class Store:
             manifest = self._manifest()
             ranked = manifest.kept_first()
             if len(ranked) > keep:
+                verify(self._path(ranked[0].file), ranked[0].bytes, ranked[0].sha256)  # no other may be left then
                 self._change(manifest, ranked[:keep], ranked[0], "prune", manifest.current)
                 self._sweep()
         return sorted(version.number for version in ranked[keep:])
+
+    def abandon(self, sha256: str | None) -> None:
+        """Remove the only version there ever was, or what a first commit has left where it did not come so far.
+
+        Nothing is removed where another process is at work, or has made another version current.
+
+        Args:
+            sha256: of that version; None where there was none.
+        """
+        with contextlib.suppress(CheckpointError), self.lock():
+            manifest = self._manifest()
+            if manifest.base()["sha256"] != sha256 or len(manifest.history) > 1 or self.strangers():
+                return
+            self._manifest_path.unlink(missing_ok=True)
+            self._progress_path.unlink(missing_ok=True)
+            self._sweep()
+            self._lock.path.unlink()
+
+    def strangers(self) -> list[str]:
+        """What lies in the directory and is not the store's own; a version that no manifest names may be lost work.
+
+        The first version is not: a first commit that was killed leaves it.
+        """
+        own = {self._manifest_path.name, self._progress_path.name, self._lock.path.name, "version-1.safetensors"}
+        own |= {v.file for v in self._manifest().versions}
+        names = sorted(os.listdir(self.directory)) if self.directory.is_dir() else []
+        left = (name for name in names if name not in own and not TEMPORARY_FILE.fullmatch(name))
+        return [name for name in left if not PROGRESS_FILE.fullmatch(name)]
 
     def save_progress(self, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
         """Keep the state inside a task; the next commit or rollback makes it stale and removes it.
@@ -309,6 +340,8 @@ class Store:
             with self._lock:
                 yield
         except OSError as error:
+            if self._lock.held:  # the block around this one tells it
+                raise
             message = f"{self.directory} cannot be written ({error.strerror or error}); its versions are as they were."
             raise OSError(error.errno, message) from error
 

@@ -22,12 +22,17 @@ class Lock:
     """A context manager that may be entered again while it is held.
 
     Args:
-        path: a file to hold; it stays, since removing it would race with others who open it.
+        path: a file to hold; whoever holds it may remove it.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._depth = 0
+
+    @property
+    def held(self) -> bool:
+        """Whether this object holds it."""
+        return self._depth > 0
 
     def __enter__(self) -> None:
         """Take the lock.
@@ -37,20 +42,33 @@ class Lock:
             OSError: when the file cannot be written.
         """
         if self._depth == 0:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            follow = 0 if sys.platform == "win32" else os.O_NOFOLLOW
-            self._file = FileIO(os.open(self.path, os.O_RDWR | os.O_CREAT | follow, 0o666), "r+")
-            try:
-                _take(self._file)
-            except (BlockingIOError, PermissionError) as error:
-                holder = self._file.read(32).decode("ascii", "replace").strip() or "that has just begun"
-                self._file.close()
-                raise CheckpointError(
-                    f"{self.path.parent} is in use by process {holder}; wait until that has ended."
-                ) from error
+            while not self._taken():
+                pass
             self._file.truncate(0)
             self._file.write(f"{os.getpid()}\n".encode())
         self._depth += 1
+
+    def _taken(self) -> bool:
+        """Whether the file that was locked is still the one of that name: its last holder may have removed it."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        follow = 0 if sys.platform == "win32" else os.O_NOFOLLOW
+        self._file = FileIO(os.open(self.path, os.O_RDWR | os.O_CREAT | follow, 0o666), "r+")
+        try:
+            _take(self._file)
+        except (BlockingIOError, PermissionError) as error:
+            holder = self._file.read(32).decode("ascii", "replace").strip() or "that has just begun"
+            self._file.close()
+            raise CheckpointError(
+                f"{self.path.parent} is in use by process {holder}; wait until that has ended."
+            ) from error
+        try:
+            same = os.path.samestat(os.fstat(self._file.fileno()), os.lstat(self.path))
+        except FileNotFoundError:
+            same = False
+        if not same:
+            _free(self._file)
+            self._file.close()
+        return same
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Callable
@@ -42,7 +43,12 @@ app.register_install_completion_command()
 
 def main(words: list[str] | None = None) -> None:
     """Run the command line, or the command in `words`: a user's mistake is one line and exit code 2."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal that cannot show a label must not cost an update
+            stream.reconfigure(errors="backslashreplace")
     try:
+        if "" in (sys.argv[1:] if words is None else words):
+            raise ValueError("one of the arguments is empty; was a variable of the shell not set?")
         app(words, exit_on_error=False, print_error=False, result_action="return_value")
         sys.stdout.flush()
     except CycloptsError as error:
@@ -51,10 +57,12 @@ def main(words: list[str] | None = None) -> None:
     except BrokenPipeError:  # whoever reads has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(141) from None
-    except (ValueError, OSError, ImportError, FloatingPointError) as error:
-        if os.environ.get("DLCFT_TRACEBACK"):
+    except (ValueError, TypeError, OSError, ImportError, FloatingPointError, MemoryError, RuntimeError) as error:
+        # of what torch raises, what it has no memory for is no mistake of ours
+        mistake = isinstance(error, RuntimeError) and "allocate" not in str(error)
+        if mistake or os.environ.get("DLCFT_TRACEBACK"):
             raise
-        _end(str(error))
+        _end(str(error) or type(error).__name__)
     except KeyboardInterrupt:
         _end("interrupted; a training goes on from what was noted last (every 20 seconds) by the same command.", 130)
 

@@ -41,8 +41,12 @@ def apart(option: str, path: Path, model: Path, *inputs: Path | None) -> None:
     """Refuse to write over what is read.
 
     Raises:
-        ValueError: when the path is one of the inputs, or lies in the model's directory.
+        ValueError: when the path is one of the inputs, has an image's name, or lies in the model's directory.
     """
+    from dlcft.images import EXTENSIONS
+
+    if path.suffix.lower() in EXTENSIONS:
+        raise ValueError(f"{option} is {path}, the name of an image; choose another one.")
     place = path.resolve()
     if model.resolve() in place.parents:
         raise ValueError(f"{option} is {path}, in the directory of the model; choose another place.")

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from dlcft.cli.answers import predictions, write_rows
 from dlcft.cli.arguments import apart, in_number, positive, setting
 from dlcft.cli.opening import First, nothing_left_behind, open_learner, open_or_create, open_store, unbound
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from dlcft.data import Inputs, Samples
+    from dlcft.data import Samples
     from dlcft.learner import Learner
     from dlcft.updates import Update
 
@@ -104,7 +101,7 @@ def update(
     if not again:
         _refuse_learned(learner, samples, data, model)
     if holdout is not None:
-        _check_holdout(learner, samples, holdout)
+        _check_holdout(learner, samples, holdout, gated=(max_drop, max_flips) != (None, None))
     if dry_run:
         _describe(learner, samples, model, first, data, holdout, as_json)
         return
@@ -167,14 +164,14 @@ def predict(
     what = learner.inputs(inputs)
     top = min(top, len(learner.labels()))
     skipped: list[str] = []
-    rows = _predictions(learner, what, top, batch_size, skipped)
+    rows = predictions(learner, what, top, batch_size, skipped)
     if out is None:
-        _write_rows(rows, sys.stdout, format_, top)
+        write_rows(rows, sys.stdout, format_, top)
     else:
         draft = out.with_name(f".{out.name}.part")
         try:
-            with draft.open("w", newline="", encoding="utf-8") as file:
-                _write_rows(rows, file, format_, top)
+            with draft.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
+                write_rows(rows, file, format_, top)
             draft.replace(out)
         finally:
             draft.unlink(missing_ok=True)
@@ -271,7 +268,7 @@ def rollback(*, model: Path, version: int | None = None) -> None:
     print(f"version {open_store(model).rollback(version)} is current.")
 
 
-def forget(*, model: Path, data: Path | None = None, keep: int = 2) -> None:
+def forget(*, model: Path, data: Path | None = None, weight: float | None = None, keep: int = 2) -> None:
     """Be as if these samples had never been learned: exact, for closed-form methods.
 
     Example: dlcft forget --model scenes --data complaints/
@@ -282,6 +279,8 @@ def forget(*, model: Path, data: Path | None = None, keep: int = 2) -> None:
         The directory of the model.
     data
         The same images with the same labels as when they were learned. Without it, only versions are removed.
+    weight
+        What each of them counted, where they are a part of the sample that came with an adopted classifier.
     keep
         How many versions stay on disk. Older versions may still know the samples: use 1 to have them gone.
     """
@@ -293,12 +292,14 @@ def forget(*, model: Path, data: Path | None = None, keep: int = 2) -> None:
         return
     learner = open_learner(model)
     samples = learner.samples(data)
-    learner.forget(samples)
+    learner.forget(samples, weight=weight)
+    still = learner.learned_before(samples)
     version = learner.save(keep=keep)
     older = ", ".join(str(kept.number) for kept in open_store(model).versions() if kept.number != version)
     only = f"dlcft forget --model {model} --keep 1"
     also = f" The kept version {older} may still know them; {only} leaves the current one alone." if older else ""
-    print(f"forgot {len(samples)} samples; version {version} is current.{also}")
+    twice = "" if still is None else f" They were learned more than once, and count as of task {still + 1} still."
+    print(f"forgot {len(samples)} samples; version {version} is current.{twice}{also}")
 
 
 def _refuse_learned(learner: Learner, samples: Samples, data: Path, model: Path) -> None:
@@ -310,8 +311,11 @@ def _refuse_learned(learner: Learner, samples: Samples, data: Path, model: Path)
     raise ValueError(f"{model} has learned {data} as task {task + 1} already{since}; --again learns it once more.")
 
 
-def _check_holdout(learner: Learner, samples: Samples, holdout: Path) -> None:
+def _check_holdout(learner: Learner, samples: Samples, holdout: Path, *, gated: bool) -> None:
+    from dlcft.updates import check_labels
+
     held_out = learner.samples(holdout)
+    check_labels(learner, samples, held_out, gated=gated)
     if held_out.fingerprint() == samples.fingerprint():
         raise ValueError(f"--holdout is {holdout}, which is what is to be learned; give samples that are not.")
     task = learner.learned_before(held_out)
@@ -365,7 +369,7 @@ def _write_page(done: Update, learner: Learner, model: Path, page: Path | None) 
     place = page or home.with_name(f"{home.name}-updates") / f"version-{done.version}.html"
     text = to_html(done, model=home.name, origin=[(name, value) for name, value in origin if value])
     try:
-        write_atomically(place, text)
+        write_atomically(place, text.encode(errors="backslashreplace").decode())  # a file's name may be of any bytes
     except OSError as error:
         print(f"dlcft: the page {place} could not be written ({error.strerror}).", file=sys.stderr)
         return None
@@ -395,55 +399,3 @@ def _print_update(done: Update, model: Path) -> None:
         print(f"gate: {sentence}")
     state = "is current" if done.accepted else "is kept, but exceeds a gate: it is not current"
     print(f"{model}: version {done.version} {state}")
-
-
-def _predictions(
-    learner: Learner, what: Inputs, top: int, batch_size: int, skipped: list[str]
-) -> Iterator[tuple[str, list[tuple[str, float]]]]:
-    import torch
-
-    from dlcft.calibration import probabilities
-
-    names = learner.labels()
-    temperature = learner.notes.get("temperature") or learner.recipe.scale / 10
-    for indices in torch.arange(len(what)).split(batch_size):
-        for index, x in _readable(what, indices, skipped):
-            given = probabilities(learner.outputs(x), temperature)
-            for row, place in zip(given, index.tolist(), strict=True):
-                best = row.topk(min(top, len(names)))
-                answer = [(str(names[i]), float(p)) for p, i in zip(best.values, best.indices.tolist(), strict=True)]
-                yield what.called(place), answer
-
-
-def _readable(what: Inputs, indices: Tensor, skipped: list[str]) -> Iterator[tuple[Tensor, Any]]:
-    """The inputs at these positions as a batch; one by one where one of them cannot be read."""
-    try:
-        yield indices, what.fetch(indices)
-        return
-    except ValueError:
-        pass
-    for index in indices.split(1):
-        try:
-            x = what.fetch(index)
-        except ValueError as error:
-            skipped.append(str(error))
-            print(f"dlcft: skipped: {error}", file=sys.stderr)
-            continue
-        yield index, x
-
-
-def _write_rows(rows: Iterator[tuple[str, list[tuple[str, float]]]], file: Any, format_: str, top: int) -> None:
-    if format_ == "json":
-        for name, answer in rows:
-            file.write(
-                json.dumps({"input": name, "answers": [{"label": a, "probability": p} for a, p in answer]}) + "\n"
-            )
-        return
-    writer = csv.writer(file)
-    writer.writerow(["input", *(f"{kind}{number}" for number in _numbers(top) for kind in ("label", "probability"))])
-    for name, answer in rows:
-        writer.writerow([name, *(cell for label, p in answer for cell in (label, f"{p:.6g}"))])
-
-
-def _numbers(top: int) -> list[str]:
-    return [""] if top == 1 else [f" {number}" for number in range(1, top + 1)]

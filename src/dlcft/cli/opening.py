@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -75,8 +75,8 @@ def open_or_create(model: Path, first: First, *, bound: bool = True) -> Learner:
 
     if model.exists() and not model.is_dir():
         raise ValueError(f"--model is {model}, which is a file; a directory is needed, or a path where none is yet.")
-    current = Store(model).current
-    strangers = sorted(entry.name for entry in model.iterdir() if entry.name != ".lock") if model.exists() else []
+    store = Store(model)
+    current, strangers = store.current, store.strangers()
     if current is None and strangers:
         raise ValueError(f"--model is {model}, which holds {strangers[0]} and no model; an empty directory is needed.")
     if current is None or not current.header["tasks"]:
@@ -95,10 +95,13 @@ def open_or_create(model: Path, first: First, *, bound: bool = True) -> Learner:
 def _new(model: Path, first: First, begun: Version | None, bound: bool) -> Learner:
     from dlcft.bench.backbones import load_backbone
     from dlcft.learner import Learner
+    from dlcft.recipes import named_recipe
 
-    found, method = load_backbone(first.backbone or "shipped", weights=first.weights), first.method or "dlcft-exact"
+    method = first.method or "dlcft-exact"
+    recipe = named_recipe(method, first.settings)
+    found = load_backbone(first.backbone or "shipped", weights=first.weights)
     reading: dict[str, Any] = {"preprocess": found.preprocess, "tokenizer": found.tokenizer}
-    learner = Learner(found.module, method, train=first.train, **reading, **first.settings)
+    learner = Learner(found.module, recipe, train=first.train, **reading)
     learner.notes |= {"backbone": found.rebuild, "method": method, "train": first.train}
     if begun is None:
         return learner
@@ -122,15 +125,18 @@ def _loaded(model: Path, rebuild: dict[str, Any], version: int | None) -> Learne
 @contextmanager
 def nothing_left_behind(model: Path, learner: Learner) -> Iterator[None]:
     """A first update that fails leaves nothing that it has made; one that is interrupted may be continued."""
-    there, begun = model.exists(), (model / "manifest.json").exists()
+    from dlcft.checkpoint import Store
+
+    there, begun = model.exists(), learner.directory is not None
     try:
         yield
-    except (ValueError, OSError, FloatingPointError):
-        if not begun and not learner.tasks and model.exists():
-            for path in model.iterdir():
-                path.unlink()
-            if not there:
-                model.rmdir()
+    except Exception:
+        goes_on = learner.tasks and learner.directory is not None  # all was trained, and that is noted
+        if not begun and not goes_on and model.exists():
+            with suppress(OSError):
+                Store(model).abandon(learner.version)
+                if not there:
+                    model.rmdir()
         raise
 
 

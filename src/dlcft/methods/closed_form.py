@@ -57,9 +57,18 @@ class Origin:
         """Tensors, and a header that JSON can hold."""
         return {"weight": self.weight, "bias": self.bias, "counts": self.counts}, {}
 
+    def without_sample(self, factor: float) -> Origin:
+        """What it is when the sample that came with it, and told its scale, is forgotten: that times `factor`."""
+        return Origin(factor * self.weight, factor * self.bias, torch.zeros_like(self.counts))
+
+    def same(self, other: Origin) -> bool:
+        """Whether both are one head, without a sample."""
+        alone = not (self.counts.any() or other.counts.any())
+        return alone and torch.equal(self.weight, other.weight) and torch.equal(self.bias, other.bias)
+
     def is_all(self, sums: RidgeSums | None) -> bool:
-        """Whether nothing was learned beside it."""
-        if sums is None:
+        """Whether nothing was learned beside it, or all of that has been forgotten."""
+        if sums is None or not sums.samples:
             return True
         counts = torch.cat([self.counts, self.counts.new_zeros(max(0, sums.classes - len(self.counts)))])
         return torch.allclose(sums.grow(len(counts)).counts, counts.to(sums.counts))
@@ -145,8 +154,14 @@ class Ridge(Method):
         self.columns = {**self.columns, head: columns}
         return columns
 
-    def forget(self, model: Classifier, head: str, batches: Batches) -> None:
+    def forget(self, model: Classifier, head: str, batches: Batches, weight: float = 1.0) -> None:
         """Take samples out again, as if they had never been seen.
+
+        Args:
+            model: whose features they were seen by.
+            head: theirs.
+            batches: the samples.
+            weight: what each of them counted.
 
         Raises:
             ValueError: when they cannot have been learned, or every task was given the same weight.
@@ -154,7 +169,13 @@ class Ridge(Method):
         if self.weigh_by != "samples" or self.sums is None:
             raise ValueError(f"weigh_by is {self.weigh_by!r}; samples can be taken out where it is 'samples'.")
         none = RidgeSums.empty(self.sums.features, dtype=self.sums.gram.dtype, device=self.sums.gram.device)
-        self._keep(self.sums.minus(none.extend(_rows(model, self.columns[head], batches, 1.0))), None)
+        self._keep(self.sums.minus(none.extend(_rows(model, self.columns[head], batches, weight))), None)
+
+    def adopted_alike(self, other: Ridge) -> bool:
+        """Whether both start from the same head, and no sample came with it, which would count twice; or from none."""
+        if self.origin is None or other.origin is None:
+            return self.origin is other.origin
+        return self.origin.same(other.origin)
 
     def merge(self, other: Ridge, places: list[int]) -> None:
         """Add what another one has seen, its column i to this one's column `places[i]`."""

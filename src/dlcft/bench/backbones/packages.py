@@ -192,7 +192,10 @@ def own_network(name: str, source: Source) -> Found:
             raise ValueError(f"unknown backbone {name!r}: there is no module {path!r}; {accepted}.{near}") from error
         if factory not in vars(module):
             raise ValueError(f"the module {path!r} has no {factory!r}.{nearest(factory, vars(module))}")
-        made = vars(module)[factory]()
+        try:
+            made = vars(module)[factory]()
+        except Exception as error:
+            raise ValueError(f"{name!r} failed: {type(error).__name__}: {first_line(error)}") from error
     network, reading = made if isinstance(made, tuple) and len(made) == 2 else (made, Preprocess())
     if not isinstance(network, nn.Module) or not (isinstance(reading, Preprocess) or callable(reading)):
         raise ValueError(

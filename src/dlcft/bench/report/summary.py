@@ -16,7 +16,7 @@ from dlcft import metrics
 from dlcft.bench.experiment import Experiment, Result
 from dlcft.bench.spectrum import SPECTRUM_PREFIX, Trace
 from dlcft.bench.tuning import FOLDER, PREFIX
-from dlcft.recipes import RECIPES, Recipe
+from dlcft.recipes import RECIPES, Recipe, named_recipe
 
 _log = logging.getLogger(__name__)
 Made = TypeVar("Made")
@@ -95,7 +95,7 @@ class Row:
     @property
     def recipe(self) -> Recipe:
         """What the method does, settings applied."""
-        return RECIPES[self.experiment.method].with_settings(dict(self.experiment.settings))
+        return named_recipe(self.experiment.method, dict(self.experiment.settings))
 
     @property
     def converged(self) -> bool | None:
