@@ -126,6 +126,8 @@ def test_a_part_of_the_sample_needs_its_weight():
     learner.forget(part, weight=10.0)
     rest = adopted((SAMPLE[0][12:], SAMPLE[1][12:]), 10.0)
     torch.testing.assert_close(learner.method.sums.gram, rest.method.sums.gram, rtol=1e-6, atol=1e-4)
+    with pytest.raises(ValueError, match="weight is 0; it must be positive"):
+        learner.forget(part, weight=0)
     with pytest.raises(ValueError, match="without a sample; only what was added before, with the same weights"):
         learner.forget((SAMPLE[0][12:], SAMPLE[1][12:]))
 

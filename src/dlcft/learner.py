@@ -180,6 +180,8 @@ class Learner(LearnerCore):
         adopted = next((entry for entry in self.history if "adopted" in entry and entry.get("data") == known), None)
         if weight is None:
             weight = 1.0 if adopted is None else adopted["weight"]
+        if not weight > 0:
+            raise ValueError(f"weight is {weight}; it must be positive.")
         batches = self._batches(samples, self._labels[name].indices(samples.labels), self.recipe.batch_size)
         method.forget(self.model, name, batches, weight)
         if adopted is not None and method.origin is not None:
