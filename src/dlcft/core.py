@@ -93,7 +93,7 @@ class LearnerCore:
         return None if self._home is None else self._home.store.directory
 
     @property
-    def version(self) -> str | None:
+    def saved_hash(self) -> str | None:
         """The hash of the version that it was saved as, or loaded from; None if neither."""
         return None if self._home is None else self._home.version
 

@@ -395,8 +395,7 @@ class Store:
 
     def _refuse_orphans(self, manifest: _Manifest) -> None:
         """A first commit that was killed leaves version 1; later ones without a manifest are someone's lost work."""
-        found = [] if manifest.versions else sorted(path.name for path in self.directory.glob("version-*.safetensors"))
-        lost = [name for name in found if name != "version-1.safetensors"]
+        lost = [] if manifest.versions else [name for name in self.strangers() if name.startswith("version-")]
         if lost:
             raise CheckpointError(f"{self.directory} holds {lost[0]} but no manifest.json; restore that or move these.")
 

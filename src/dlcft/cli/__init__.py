@@ -11,6 +11,7 @@ from cyclopts import App, CycloptsError, Parameter
 
 from dlcft import __version__
 from dlcft.cli import bench, model, paper
+from dlcft.cli.arguments import FAILURES
 from dlcft.cli.demo import demo
 
 COMMANDS: dict[str, Callable[..., None]] = {
@@ -57,10 +58,9 @@ def main(words: list[str] | None = None) -> None:
     except BrokenPipeError:  # whoever reads has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(141) from None
-    except (ValueError, TypeError, OSError, ImportError, FloatingPointError, MemoryError, RuntimeError) as error:
-        # of what torch raises, what it has no memory for is no mistake of ours
-        mistake = isinstance(error, RuntimeError) and "allocate" not in str(error)
-        if mistake or os.environ.get("DLCFT_TRACEBACK"):
+    except FAILURES as error:
+        ours = isinstance(error, RuntimeError) and "allocate" not in str(error)
+        if ours or os.environ.get("DLCFT_TRACEBACK"):
             raise
         _end(str(error) or type(error).__name__)
     except KeyboardInterrupt:

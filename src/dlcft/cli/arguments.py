@@ -6,6 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+# what ends a command in one sentence; of RuntimeErrors, those about memory
+FAILURES = (ValueError, TypeError, OSError, ImportError, FloatingPointError, MemoryError, RuntimeError)
+
 
 def setting(text: str, option: str = "--set") -> tuple[str, Any]:
     """`key=value`, the value a number, true, false, null or a word.

@@ -100,16 +100,17 @@ def update(
     samples = learner.samples(data)
     if not again:
         _refuse_learned(learner, samples, data, model)
-    if holdout is not None:
-        _check_holdout(learner, samples, holdout, gated=(max_drop, max_flips) != (None, None))
+    held_out = None if holdout is None else learner.samples(holdout)
+    if held_out is not None:
+        _check_holdout(learner, samples, held_out, holdout, gated=(max_drop, max_flips) != (None, None))
     if dry_run:
-        _describe(learner, samples, model, first, data, holdout, as_json)
+        _describe(learner, samples, model, first, data, held_out, as_json)
         return
     if not learner.tasks:
         print(f"{model}: {_new_model(learner, model)}", file=sys.stderr)
         if max_drop is not None or max_flips is not None:
             print("nothing was known before: gates count from the next update on", file=sys.stderr)
-    options: dict[str, Any] = {"holdout": holdout, "max_drop": max_drop, "max_flips": max_flips, "keep": keep}
+    options: dict[str, Any] = {"holdout": held_out, "max_drop": max_drop, "max_flips": max_flips, "keep": keep}
     options["resume"] = not restart
     with nothing_left_behind(model, learner):
         done = learn_update(learner, samples, directory=model, **options)
@@ -311,10 +312,9 @@ def _refuse_learned(learner: Learner, samples: Samples, data: Path, model: Path)
     raise ValueError(f"{model} has learned {data} as task {task + 1} already{since}; --again learns it once more.")
 
 
-def _check_holdout(learner: Learner, samples: Samples, holdout: Path, *, gated: bool) -> None:
+def _check_holdout(learner: Learner, samples: Samples, held_out: Samples, holdout: Path | None, *, gated: bool) -> None:
     from dlcft.updates import check_labels
 
-    held_out = learner.samples(holdout)
     check_labels(learner, samples, held_out, gated=gated)
     if held_out.fingerprint() == samples.fingerprint():
         raise ValueError(f"--holdout is {holdout}, which is what is to be learned; give samples that are not.")
@@ -334,14 +334,14 @@ def _new_model(learner: Learner, model: Path) -> str:
 
 
 def _describe(
-    learner: Learner, samples: Samples, model: Path, first: First, data: Path, holdout: Path | None, as_json: bool
+    learner: Learner, samples: Samples, model: Path, first: First, data: Path, held_out: Samples | None, as_json: bool
 ) -> None:
     from dlcft.forecasts import forecast
     from dlcft.pages import in_bytes, in_seconds
 
     known = set(learner.labels()) if learner.tasks else set()
     new = sorted({str(label) for label in samples.labels if label not in known})
-    tested = 0 if holdout is None else len(learner.samples(holdout))
+    tested = 0 if held_out is None else len(held_out)
     if not as_json:
         learned = f"{in_number(learner.tasks, 'task')} learned"
         print(f"{model}: {learned if learner.tasks else _new_model(learner, model)}")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dlcft.cli.arguments import in_number
+from dlcft.cli.arguments import FAILURES, in_number
 
 if TYPE_CHECKING:
     from dlcft.checkpoint import Version
@@ -130,11 +130,11 @@ def nothing_left_behind(model: Path, learner: Learner) -> Iterator[None]:
     there, begun = model.exists(), learner.directory is not None
     try:
         yield
-    except Exception:
+    except FAILURES:
         goes_on = learner.tasks and learner.directory is not None  # all was trained, and that is noted
         if not begun and not goes_on and model.exists():
             with suppress(OSError):
-                Store(model).abandon(learner.version)
+                Store(model).abandon(learner.saved_hash)
                 if not there:
                     model.rmdir()
         raise

@@ -194,7 +194,7 @@ def own_network(name: str, source: Source) -> Found:
             raise ValueError(f"the module {path!r} has no {factory!r}.{nearest(factory, vars(module))}")
         try:
             made = vars(module)[factory]()
-        except Exception as error:
+        except Exception as error:  # another's code may raise anything
             raise ValueError(f"{name!r} failed: {type(error).__name__}: {first_line(error)}") from error
     network, reading = made if isinstance(made, tuple) and len(made) == 2 else (made, Preprocess())
     if not isinstance(network, nn.Module) or not (isinstance(reading, Preprocess) or callable(reading)):
