@@ -52,7 +52,7 @@ def _tiles(done: Update) -> list[tuple[str, str, str]]:
     if done.drop is not None and done.accuracy_before is not None:
         now = done.accuracy_before - done.drop
         words = f"on held-out samples of labels known before: {done.accuracy_before:.1%}, now {now:.1%}"
-        tiles.append(("change", f"{100 * -done.drop:+.1f} points", words))
+        tiles.append(("change", f"{100 * (0.0 - done.drop):+.1f} points", words))
         tiles.append(("turned wrong", f"{done.flips:.1%}", f"of these: {len(done.flipped)} answers were right before"))
     if done.predicted_increase is not None:
         words = "of the old data's mean loss, by the memory alone"
