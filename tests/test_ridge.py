@@ -33,7 +33,8 @@ def brute(x, y, ridge, weights=None, classes=CLASSES, standardize=True):
     w = torch.ones(len(x), dtype=x.dtype) if weights is None else weights
     mean = (w[:, None] * x).sum(0) / w.sum()
     variance = (w[:, None] * (x - mean) ** 2).sum(0) / w.sum()
-    sigma = variance.sqrt() if standardize else variance.mean().sqrt().expand(x.shape[1])
+    floored = variance.clamp(min=variance.median() / len(x))
+    sigma = floored.sqrt() if standardize else variance.mean().sqrt().expand(x.shape[1])
     design = torch.cat([x, torch.ones(len(x), 1, dtype=x.dtype)], 1) * w.sqrt()[:, None]
     penalty = torch.cat([torch.diag(sigma), torch.zeros(x.shape[1], 1, dtype=x.dtype)], 1) * (ridge * w.sum()).sqrt()
     target = SCALE * torch.nn.functional.one_hot(y, classes).double() * w.sqrt()[:, None]
@@ -185,6 +186,23 @@ def test_degenerate_data_gives_finite_solutions():
     weight, bias = sums(*data(5)).solve(0.0)  # fewer samples than features: interpolates
     assert_close([data(5)[0] @ weight.T + bias], [SCALE * torch.nn.functional.one_hot(data(5)[1], CLASSES).double()])
     assert sums(x[:1], y[:1]).gcv([0.1]).isinf().all()
+
+
+@pytest.mark.parametrize("limit", [module._EIGEN_LIMIT, 0])
+def test_a_feature_that_was_all_but_silent_does_not_decide_alone(limit, monkeypatch):
+    monkeypatch.setattr(module, "_EIGEN_LIMIT", limit)
+    x, y = data(200)
+    x[:, 3] = 0
+    x[0, 3] = 1e-3  # 4 as in other features, one day
+    silent = sums(x, y)
+    weight, bias = silent.solve(0.1)
+    assert_close((weight, bias), brute(x, y, 0.1))
+    best, _ = silent.solve(silent.choose_ridge())
+    for found in (weight, best):
+        assert (4 * found[:, 3]).abs().max() < SCALE / 2
+    usual, _ = sums(*data(200)).solve(0.1)
+    kept = [0, 1, 2, 4, 5, 6]
+    assert (weight - usual)[:, kept].abs().max() < 0.1 * usual.abs().max()
 
 
 def test_blocks_state_and_dtypes(monkeypatch):

@@ -238,8 +238,10 @@ class RidgeSums:
 
         Args:
             ridge: its strength; one value suits features of any scale.
-            standardize: σ is the standard deviation of each feature, from the sums themselves; otherwise of all
-                features together (the root of their mean variance).
+            standardize: σ is the standard deviation of each feature, from the sums themselves, but at least the median
+                one over √samples: a feature that was all but silent cannot tell how large it may be, and one sample in
+                which it is loud would have outputs of any size. Otherwise of all features together (the root of their
+                mean variance).
             balance: see above.
             scale: α.
             start: V0, what the ridge pulls to; zero by default.
@@ -403,6 +405,8 @@ class RidgeSums:
         varies = (variance > _CONSTANT * size) & (variance > 0)
         if not standardize:
             variance = torch.full_like(variance, float(variance[varies].mean()) if varies.any() else 1.0)
+        elif varies.any():
+            variance = variance.clamp(min=float(variance[varies].median()) / self.samples)
         inverse = variance.rsqrt().where(varies, torch.zeros_like(variance))
         right = prior[:, None] * (means - mean) * inverse
         matrix.mul_(inverse).mul_(inverse[:, None])
