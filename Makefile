@@ -23,8 +23,9 @@ $(READY): $(INSTALLED)
 demo: $(INSTALLED)
 	$(BIN)/dlcft demo
 
+# files of tests side by side, each on one core
 test: lint
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile
 
 # without the extra, what needs it is skipped
 test-slow: setup
