@@ -4,8 +4,6 @@ import csv
 import importlib
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -18,13 +16,9 @@ from dlcft.cli import app
 from dlcft.cli.opening import First, unbound
 from dlcft.images import Preprocess
 from dlcft.training import Training
+from tests.commands import dlcft, dlcft_process
 
 COLOURS = {"red": (210, 40, 40), "green": (40, 190, 60), "blue": (40, 60, 210), "grey": (120, 120, 120)}
-
-
-def dlcft(*arguments, cwd=None):
-    command = [sys.executable, "-m", "dlcft.cli", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd)
 
 
 def pictures(folder, labels, seed=0, count=6):
@@ -37,23 +31,17 @@ def pictures(folder, labels, seed=0, count=6):
     return folder
 
 
-def test_help_and_version():
-    assert "demo" in dlcft("--help").stdout
-    for command in (
-        "demo",
-        "run",
-        "report",
-        "pretrain",
-        "list",
-        "update",
-        "predict",
-        "evaluate",
-        "history",
-        "rollback",
-        "forget",
-    ):
-        assert "Example" in dlcft(command, "--help").stdout
-    assert dlcft("--version").stdout.strip()[0].isdigit()
+def test_a_process_of_its_own(tmp_path):
+    done = dlcft_process("--version")
+    assert (done.returncode, done.stdout.strip()[0].isdigit()) == (0, True)
+    done = dlcft_process("update", "--model", "m", "--data", "nowhere", cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    small = ["--set", "tangent_features=20", "--set", "random_features=10"]
+    data = pictures(tmp_path / "data", ["red", "green"])
+    done = dlcft_process("update", "--model", "m", "--data", "data", *small, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    done = dlcft_process("evaluate", "--model", "m", "--data", data, "--json", cwd=tmp_path)
+    assert json.loads(done.stdout)["accuracy"] == 1
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ import pytest
 from dlcft import Learner, trial
 from dlcft.checkpoint import Store
 from dlcft.cli import main
-from tests.test_cli import dlcft, pictures
+from tests.commands import dlcft_process
+from tests.test_cli import pictures
 
 SMALL = ["--set", "tangent_features=30", "--set", "random_features=20"]
 
@@ -112,7 +113,7 @@ def test_a_terminal_that_cannot_show_a_label_costs_nothing(tmp_path, monkeypatch
     january = pictures(tmp_path / "january", ["red", "green"])
     (january / "red").rename(january / "été")
     monkeypatch.setenv("PYTHONIOENCODING", "ascii")
-    done = dlcft("update", "--model", tmp_path / "m", "--data", january, *SMALL)
+    done = dlcft_process("update", "--model", tmp_path / "m", "--data", january, *SMALL)
     assert done.returncode == 0, done.stderr
     assert r"\xe9t\xe9" in done.stdout
 

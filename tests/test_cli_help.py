@@ -6,13 +6,9 @@ import sys
 import pytest
 
 from dlcft.cli import COMMANDS, main
+from tests.commands import dlcft_process
 
 HEAVY = {"torch", "numpy", "sklearn", "scipy", "matplotlib", "PIL", "jinja2", "joblib", "safetensors", "submitit"}
-
-
-def dlcft(*arguments, **options):
-    command = [sys.executable, "-m", "dlcft.cli", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, **options)
 
 
 @pytest.mark.parametrize("command", [None, *COMMANDS])
@@ -29,7 +25,7 @@ def test_help_has_an_example_and_imports_nothing_heavy(command):
 
 
 def test_every_command_is_listed_in_our_order():
-    text = dlcft("--help").stdout
+    text = dlcft_process("--help").stdout
     places = [text.index(f"│ {name} ") for name in COMMANDS]
     assert places == sorted(places)
 
@@ -94,7 +90,7 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
 )
 def test_completion_is_installed(shell, file, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    done = dlcft("--install-completion", "--shell", shell)
+    done = dlcft_process("--install-completion", "--shell", shell)
     assert done.returncode == 0, done.stderr
     script = (tmp_path / file).read_text()
     assert all(name in script for name in (*COMMANDS, "per-class", "class-il"))
@@ -106,6 +102,6 @@ def test_completion_is_installed(shell, file, tmp_path, monkeypatch):
 )
 def test_bash_completes(words, expected, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    dlcft("--install-completion", "--shell", "bash")
+    dlcft_process("--install-completion", "--shell", "bash")
     done = subprocess.run(["bash", "-c", BASH.format(words=words)], capture_output=True, text=True, check=False)
     assert set(done.stdout.split()) == expected, done.stderr
