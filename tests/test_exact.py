@@ -261,3 +261,15 @@ def test_mirror_images_are_averaged_where_asked_for():
     vectors = Learner(nn.Sequential(nn.Linear(3, 4), nn.Tanh()), "ridge", augment="flip")
     vectors.learn((torch.randn(8, 3), [0, 1] * 4))
     assert vectors.outputs(torch.randn(2, 3)).shape == (2, 2)
+
+
+def test_what_was_merged_into_a_learner_without_data_is_saved(tmp_path):
+    empty, other = make(), make()
+    other.learn((X, Y), progress=False)
+    empty.merge(other)
+    empty.save(tmp_path)
+    torch.manual_seed(0)
+    again = Learner.load(tmp_path, Net().double().eval())
+    assert again.predict(TEST) == other.predict(TEST)
+    again.learn((X[:4], Y[:4]), progress=False)
+    assert again.method.sums.samples == len(X) + 4

@@ -254,6 +254,7 @@ def test_frozen_layers_cost_one_forward_pass(chosen, forward, backward):
     linear = Linearized(network, train=chosen if chosen is None else lambda n: n.startswith(chosen) and "bn" not in n)
     if chosen is None:
         linear = Linearized(network, train=lambda n: "conv" in n or "downsample.0" in n)
+    linear(x)  # which shows whether activations may do without working in place
     with CountConvolutions() as count:
         linear(x).sum().backward()
     assert (count.forward, count.backward) == (forward, backward)
@@ -314,3 +315,55 @@ def test_the_callers_network_is_left_alone():
     assert network.training
     assert all(p.requires_grad for p in network.parameters())
     assert all(torch.equal(network.state_dict()[n], before[n]) for n in before)
+
+
+class ReadsAgain(nn.Module):
+    """Uses what an activation has changed in place."""
+
+    def __init__(self, activation):
+        super().__init__()
+        self.a, self.b, self.activation = nn.Linear(4, 5), nn.Linear(5, 5), activation
+
+    def forward(self, x):
+        h = self.a(x)
+        return self.b(self.activation(h)) + h
+
+
+def rectified(h):
+    return F.relu(h, inplace=True)
+
+
+def leaky(h):
+    return F.leaky_relu(h, 0.1, True)
+
+
+@pytest.mark.parametrize("activation", [nn.ReLU(inplace=True), nn.LeakyReLU(0.1, inplace=True), rectified, leaky])
+def test_what_an_activation_changes_in_place_stays_changed(activation):
+    torch.manual_seed(0)
+    network, x = ReadsAgain(activation).double(), torch.randn(6, 4, dtype=torch.float64)
+    linear = Linearized(network)
+    assert torch.equal(linear(x), network(x))
+    delta = set_delta(linear)
+    assert close(linear(x) - network(x), directional(network, delta, x), 1e-6)
+    linear(x).sum().backward()
+    dense = jacobian(network, x)
+    for name, p in linear.delta.named_parameters():
+        assert close(p.grad.flatten(), dense[name].flatten(1).sum(0))
+
+
+class StandardisedWeights(nn.Conv2d):
+    """Normalises its weight by batch_norm in training mode, as some networks do."""
+
+    def forward(self, x):
+        flat = self.weight.reshape(1, len(self.weight), -1)
+        weight = F.batch_norm(flat, None, None, training=True, momentum=0.0).reshape_as(self.weight)
+        return F.conv2d(input=x, weight=weight, bias=self.bias)
+
+
+def test_a_weight_that_is_normalised():
+    torch.manual_seed(0)
+    network = nn.Sequential(StandardisedWeights(2, 3, 3), nn.ReLU(), nn.Flatten()).double()
+    x = torch.randn(4, 2, 5, 5, dtype=torch.float64)
+    linear = Linearized(network)
+    delta = set_delta(linear)
+    assert close(linear(x) - network(x), directional(network, delta, x), 1e-6)

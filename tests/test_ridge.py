@@ -346,3 +346,15 @@ def test_the_ridge_may_pull_to_a_start(limit, monkeypatch):
     best = sums.solve(sums.choose_ridge(scale=2.0), scale=2.0)[0]
     assert sums.choose_ridge(scale=2.0, start=best) > sums.choose_ridge(scale=2.0)
     assert torch.equal(sums.solve(0.3, start=torch.zeros(3, 5).double())[0], sums.solve(0.3)[0])
+
+
+@pytest.mark.parametrize("samples", [30, 60, 100])
+def test_a_ridge_for_few_samples_and_many_features(samples):
+    generator = torch.Generator().manual_seed(samples)
+    z = torch.randn(samples, 20, generator=generator, dtype=torch.float64)
+    x = torch.relu(z @ torch.randn(20, 1600, generator=generator, dtype=torch.float64))
+    y = (z[:, :5] + torch.randn(samples, 5, generator=generator, dtype=torch.float64)).argmax(1)
+    few = sums(x, y)
+    expected = min(RIDGES, key=lambda ridge: float(few.gcv([ridge])))
+    assert few.features > module._EIGEN_LIMIT
+    assert abs(RIDGES.index(few.choose_ridge()) - RIDGES.index(expected)) <= 1

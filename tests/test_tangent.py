@@ -186,3 +186,32 @@ def test_batchnorm_is_folded():
     network, batch = build("resnet18-small-stem")
     features = TangentFeatures(network, directions_of(network, batch, 1), features=50)
     torch.testing.assert_close(features(batch)[:, :16], fold_batchnorm(network)(batch), rtol=1e-10, atol=1e-10)
+
+
+class SequenceFirst(nn.Module):
+    """Gives its layer tokens × samples, as many transformers do."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 5)
+
+    def forward(self, x):
+        return torch.tanh(self.layer(x.transpose(0, 1))).mean(0)
+
+
+def test_as_many_tokens_as_samples_are_no_samples():
+    torch.manual_seed(0)
+    network = SequenceFirst().double()
+    for tokens in (2, 3, 8):
+        x = torch.randn(12, tokens, 3, dtype=torch.float64)
+        features = TangentFeatures(network, directions_of(network, x, 1), features=8)
+        alone = torch.cat([features(x[i : i + 1]) for i in range(12)])
+        torch.testing.assert_close(features(x), alone)
+
+
+def test_a_weight_without_its_bias():
+    network = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)).double()
+    x = torch.zeros(2, 4, dtype=torch.float64)
+    features = TangentFeatures(network, directions_of(network, x, 1), features=4, train=["0.weight"])
+    assert not features(x)[:, 2:].any(), "the gradient of a weight whose input is zero"
+    assert TangentFeatures(network, directions_of(network, x, 1), features=4, train=["0"])(x)[:, 2:].any()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from dlcft.classifier import Classifier, Input, call
+from dlcft.classifier import Classifier, Input, call, reference
 from dlcft.images import Preprocess
 from dlcft.linearize import Linearized, Selection, select
 from dlcft.methods import PastOfHead, Task
@@ -55,6 +55,8 @@ def prepared(
     if preprocess is not None and preprocess.mean is not None:
         backbone = copy.deepcopy(backbone)
         backbone.register_forward_pre_hook(_Normalise(preprocess), with_kwargs=True)
+    if recipe.method != "ridge" and reference(backbone).dtype in (torch.float16, torch.bfloat16):
+        backbone = copy.deepcopy(backbone).float()  # its steps would be rounded away; amp=True computes in bfloat16
     if recipe.linear:
         return Linearized(fold_batchnorm(backbone), train=train)
     if train is not None and not recipe.tangent_features:
@@ -109,7 +111,7 @@ def _direction(recipe: Recipe, z: Tensor, seed: int) -> Tensor:
 
 
 @torch.no_grad()
-def start_from_ridge(task: Task, scale: float, past: PastOfHead | None = None) -> None:
+def start_from_ridge(task: Task, scale: float, past: PastOfHead | None = None, *, keep: bool = False) -> None:
     """Bring a head, before it is trained, to where the task's objective is least with the features as they are.
 
     Without a memory of it, a head that has no new outputs stays.
@@ -118,6 +120,7 @@ def start_from_ridge(task: Task, scale: float, past: PastOfHead | None = None) -
         task: what is about to be learned.
         scale: α of the squared loss.
         past: what the memory knows of the head.
+        keep: whether, where it knows nothing, old outputs stay where they are.
     """
     layer = task.model.eval().head(task.head)
     new = ~layer.weight.any(1)
@@ -126,6 +129,8 @@ def start_from_ridge(task: Task, scale: float, past: PastOfHead | None = None) -
     sums = RidgeSums.empty(layer.in_features, device=layer.weight.device)
     sums = sums.extend((task.model.features(x), y) for x, y in task.batches).grow(layer.out_features)
     change = head_step(sums, torch.cat([layer.weight, layer.bias[:, None]], 1), past, HEAD_RIDGE, scale)
+    if past is None and keep:
+        change[~new] = 0
     layer.weight.add_(change[:, :-1])
     layer.bias.add_(change[:, -1])
     if task.model.strict:
@@ -161,9 +166,13 @@ def head_step(sums: RidgeSums, head: Tensor, past: PastOfHead | None, ridge: flo
     return step.to(head)
 
 
-def named_selection(backbone: nn.Module, train: Selection) -> Any:
-    """A selection of parameters as JSON can hold it."""
-    return select([name for name, _ in backbone.named_parameters()], train) if callable(train) else train
+def named_selection(backbone: nn.Module, train: Selection) -> str | list[str] | None:
+    """A selection of parameters as JSON can hold it; a predicate is asked about the network that learns."""
+    if train is None or isinstance(train, str):
+        return train
+    if not callable(train):
+        return list(train)
+    return select([name for name, _ in fold_batchnorm(backbone).named_parameters()], train)
 
 
 def fingerprint(module: nn.Module) -> str:

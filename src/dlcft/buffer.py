@@ -75,6 +75,11 @@ class Buffer:
         self._heads: list[str] = []
         self._tensors: Tensors = {}
 
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """The heads of the samples that have come so far."""
+        return tuple(self._heads)
+
     def __len__(self) -> int:
         return min(self.seen, self.capacity)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from dlcft.linearize import Frozen, Linearized
 Input = Tensor | tuple[Any, ...] | Mapping[str, Any]
 
 
-def call(network: nn.Module, x: Input) -> Any:
+def call(network: Callable[..., Any], x: Input) -> Any:
     """A network on a batch: a tensor, a tuple of positional or a mapping of keyword arguments.
 
     Raises:
@@ -108,10 +109,7 @@ class Classifier(nn.Module):
         if outputs < 1:
             raise ValueError(f"a head needs at least one output, not {outputs}.")
         like = reference(self.backbone)
-        layer = nn.Linear(self.feature_count, outputs, device=like.device, dtype=like.dtype)
-        nn.init.zeros_(layer.weight)
-        nn.init.zeros_(layer.bias)
-        self.heads[name] = layer
+        layer = self.heads[name] = _zero_layer(self.feature_count, outputs, like)
         if self.strict:
             self.register_buffer(f"directions_{name}", torch.zeros_like(layer.weight))
 
@@ -124,10 +122,9 @@ class Classifier(nn.Module):
         old = self.head(name)
         if outputs < old.out_features:
             raise ValueError(f"head {name!r} has {old.out_features} outputs and cannot shrink to {outputs}.")
-        new = nn.Linear(self.feature_count, outputs, device=old.weight.device, dtype=old.weight.dtype)
+        new = _zero_layer(self.feature_count, outputs, old.weight)
         with torch.no_grad():
             for grown, kept in ((new.weight, old.weight), (new.bias, old.bias)):
-                grown.zero_()
                 grown[: len(kept)] = kept
         self.heads[name] = new
         if self.strict:
@@ -159,9 +156,15 @@ class Classifier(nn.Module):
         return learned_state(self), {"heads": {name: self.head(name).out_features for name in self.heads}}
 
     def load_state(self, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
-        """The inverse of `state`."""
+        """The inverse of `state`.
+
+        Raises:
+            ValueError: when something was learned that this model does not have.
+        """
         self.set_heads(header["heads"])
-        self.load_state_dict(dict(tensors), strict=False)
+        unknown = self.load_state_dict(dict(tensors), strict=False).unexpected_keys
+        if unknown:
+            raise ValueError(f"{unknown[0]!r} was learned, and the network has no such parameter.")
 
     def params(self, head: str | None = None) -> dict[str, nn.Parameter]:
         """The trainable parameters θ by name: the backbone's, and one head's."""
@@ -169,6 +172,27 @@ class Classifier(nn.Module):
         if head is not None:
             named |= {f"heads.{head}.{name}": p for name, p in self.head(head).named_parameters()}
         return named
+
+
+@torch.no_grad()
+def _zero_layer(features: int, outputs: int, like: Tensor) -> nn.Linear:
+    """A linear layer of zeros; torch's own start would draw from the caller's random numbers."""
+    layer = nn.utils.skip_init(nn.Linear, features, outputs, device=like.device, dtype=like.dtype)
+    for parameter in layer.parameters():
+        parameter.zero_()
+    return layer  # type: ignore[no-any-return]
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """The model in evaluation mode, and then each of its modules as it was."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
 
 
 def call_split(backbone: Linearized, x: Input) -> tuple[Tensor, Tensor]:

@@ -26,7 +26,7 @@ from dlcft.classifier import Classifier, learned_state, reference
 from dlcft.data import Batches, Inputs, Labels, Samples, to_device
 from dlcft.images import Preprocess
 from dlcft.linearize import Selection
-from dlcft.methods import Method, Ridge, Task
+from dlcft.methods import Finetune, Method, Ridge, Task
 from dlcft.methods.base import joined_states, split_states
 from dlcft.methods.closed_form import Origin
 from dlcft.progress import Report
@@ -78,10 +78,10 @@ class LearnerCore:
         self.history: list[dict[str, Any]] = []
         self.notes: dict[str, Any] = {}
         self._augment = augmented(Augmentation(self.recipe.augment))
-        self._backbone = prepared(backbone, self.recipe, train, preprocess).to(self.device)
-        self._dtype = reference(backbone).dtype
-        self._fingerprint = fingerprint(backbone)
         self._train_choice = named_selection(backbone, train)
+        self._backbone = prepared(backbone, self.recipe, self._train_choice, preprocess).to(self.device)
+        self._dtype = reference(self._backbone).dtype
+        self._fingerprint = fingerprint(backbone)
         self._model: Classifier | None = None
         self._width: int | None = None
         self._labels: dict[str, Labels] = {}
@@ -166,7 +166,8 @@ class LearnerCore:
         assert self._model is not None
         for task in tasks:
             if self.recipe.head == "ridge" and self.loss.is_quadratic:
-                start_from_ridge(task, self.recipe.scale, self.method.past_of_head(task))
+                keep = not isinstance(self.method, Finetune)
+                start_from_ridge(task, self.recipe.scale, self.method.past_of_head(task), keep=keep)
             self.method.start(task)
         if self.tasks and self.recipe.adapts_once(self.scenario):
             return []
@@ -228,7 +229,9 @@ class LearnerCore:
         own.bias.copy_(factor * b)
         if isinstance(self.method, Ridge):
             self.method.reserve(HEAD, len(labels))
-        if samples is not None:
+        if samples is None:
+            self.method.adopted(self._model)
+        else:
             task = replace(self._context(HEAD, samples, labels), weight=weight)
             with torch.enable_grad():
                 self._remember(task)

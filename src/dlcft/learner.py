@@ -222,7 +222,7 @@ class Learner(LearnerCore):
         if other._model is None:
             return
         if self._model is None:
-            self._model = copy.deepcopy(other._model)
+            self._model, self._width = copy.deepcopy(other._model), other._width
             self._model.set_heads({})
         ours, others = (learned_state(model.backbone) for model in (self._model, other._model))
         same = ours.keys() == others.keys() and all(torch.equal(ours[name], others[name]) for name in ours)
@@ -391,6 +391,8 @@ class Learner(LearnerCore):
             self.method.increase = None
             for context in contexts:
                 self._remember(context)
+            if len(contexts) > 1:
+                self.method.learned_together()
             learned = True
         finally:
             if not learned:  # whatever the reason, an interruption among them

@@ -25,6 +25,7 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
 
 from dlcft.prepare import require_statistics
 
@@ -35,6 +36,12 @@ class Frozen(nn.Module):
     """A module built on a network that it never changes, its `base`."""
 
     base: nn.Module
+
+    def train(self, mode: bool = True) -> Frozen:
+        """Set the mode of everything but `base`, which stays in evaluation mode."""
+        super().train(mode)
+        self.base.eval()
+        return self
 
 
 class Linearized(Frozen):
@@ -83,9 +90,8 @@ class Linearized(Frozen):
         self._norms = [(name, m) for name, m in self.base.named_modules() if isinstance(m, _BatchNorm)]
         for name, norm in self._norms:
             require_statistics(name, norm)
+        self._in_place = [m for m in self.base.modules() if getattr(m, "inplace", None) is True]
         for m in self.base.modules():
-            if isinstance(getattr(m, "inplace", None), bool):
-                m.inplace = False  # type: ignore[assignment]  # in place, forward mode copies value and tangent once more
             if isinstance(m, nn.Conv2d | nn.ConvTranspose2d):  # about 1.25 times faster on a CPU
                 m.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         parameters = dict(self.base.named_parameters())
@@ -96,6 +102,12 @@ class Linearized(Frozen):
         value, tangent = self.split(*args, **kwargs)
         return value + tangent
 
+    def value(self, *args: Any, **kwargs: Any) -> Tensor:
+        """`base(x)` alone."""
+        self._decide_in_place(args, kwargs)
+        with forward_mode_kernels():
+            return choose_output(self.base(*args, **kwargs), self.output)
+
     def split(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """The two terms apart: `base(x)` and `J(x)·delta`."""
         for name, norm in self._norms:
@@ -104,6 +116,7 @@ class Linearized(Frozen):
                     f"{name!r} ({type(norm).__name__}) is in training mode: the base of a linearised network stays "
                     "in evaluation mode; call eval() on it."
                 )
+        self._decide_in_place(args, kwargs)
         try:
             return self._split(args, kwargs)
         except torch.OutOfMemoryError:
@@ -117,17 +130,31 @@ class Linearized(Frozen):
                 f"cannot linearise {name or 'the network'!r} ({type(culprit).__name__}): {_first_sentence(error)}"
             ) from error
 
-    def train(self, mode: bool = True) -> Linearized:
-        """Set the mode of everything but `base`, which stays in evaluation mode."""
-        super().train(mode)
-        self.base.eval()
-        return self
-
     def extra_repr(self) -> str:
         """Say how much is trainable."""
         trainable = sum(p.numel() for p in self.delta.parameters())
         total = sum(p.numel() for p in self.base.parameters())
         return f"trainable={trainable:,} of {total:,}"
+
+    @torch.no_grad()
+    def _decide_in_place(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """At the first call: let activations work in place no more, as forward mode would copy value and tangent again.
+
+        Unless that changes the outputs: a network may read again what an activation has changed.
+        """
+        if not self._in_place:
+            return
+
+        def outputs(in_place: bool) -> Tensor:
+            for m in self._in_place:
+                m.inplace = in_place  # type: ignore[assignment]
+            own = tree_map(lambda t: t.clone() if isinstance(t, Tensor) else t, (args, kwargs))
+            with forward_mode_kernels():
+                return choose_output(self.base(*own[0], **own[1]), self.output)
+
+        if not torch.equal(outputs(True), outputs(False)):
+            outputs(True)
+        self._in_place = []
 
     def _split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
         base = dict(self.base.named_parameters())
@@ -240,11 +267,11 @@ class _ForwardMode(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in _LAYERS:
             return _layer(func, *args, **kwargs)
-        if func in (F.relu, torch.relu):
+        if func is torch.relu or (func is F.relu and not _in_place(1, args, kwargs)):
             return _rectifier(args[0] if args else kwargs["input"], 0.0)
-        if func is F.leaky_relu:
+        if func is F.leaky_relu and not _in_place(2, args, kwargs):
             return _leaky(*args, **kwargs)
-        if func is F.batch_norm:
+        if func is F.batch_norm and not (args[5] if len(args) > 5 else kwargs.get("training", False)):
             return _frozen_norm(*args, **kwargs)
         if func in _NUMBERS and forward_ad.unpack_dual(args[0]).tangent is not None:
             raise _LeavesTorch(f"it calls .{func.__name__}() on a value that depends on the trainable parameters.")
@@ -270,12 +297,17 @@ _NUMBERS = frozenset(
 )
 
 
-def _layer(func: Any, x: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any) -> Tensor:
+def _in_place(position: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether an activation is asked to work in place, by its argument there."""
+    return bool(args[position] if len(args) > position else kwargs.get("inplace", False))
+
+
+def _layer(func: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any) -> Tensor:
     """A linear or convolutional layer: one product for the value and one for each factor that has a tangent.
 
     Torch's own rule multiplies with zeros where a tangent is absent, so frozen layers would not be free.
     """
-    x, dx = forward_ad.unpack_dual(x)
+    x, dx = forward_ad.unpack_dual(input)
     weight, dweight = forward_ad.unpack_dual(weight)
     bias, dbias = (None, None) if bias is None else forward_ad.unpack_dual(bias)
     value = func(x, weight, bias, *args, **kwargs)
@@ -345,9 +377,9 @@ def _rectifier(x: Tensor, slope: float) -> Tensor:
 
 
 def _frozen_norm(
-    x: Tensor,
-    mean: Tensor,
-    variance: Tensor,
+    input: Tensor,
+    running_mean: Tensor,
+    running_var: Tensor,
     weight: Tensor | None = None,
     bias: Tensor | None = None,
     training: bool = False,
@@ -355,12 +387,12 @@ def _frozen_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     """BatchNorm in evaluation mode as the affine map that it is: torch's own rule fails under autocast."""
-    shape = (-1, *[1] * (x.dim() - 2))
-    scale = torch.rsqrt(variance + eps)
+    shape = (-1, *[1] * (input.dim() - 2))
+    scale = torch.rsqrt(running_var + eps)
     if weight is not None:
         scale = scale * weight
-    shift = -mean * scale if bias is None else bias - mean * scale
-    return (x * scale.view(shape) + shift.view(shape)).to(x.dtype)
+    shift = -running_mean * scale if bias is None else bias - running_mean * scale
+    return (input * scale.view(shape) + shift.view(shape)).to(input.dtype)
 
 
 def _tree(tensors: Mapping[str, Tensor]) -> nn.Module:

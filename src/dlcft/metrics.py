@@ -15,7 +15,7 @@ import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 from torch.func import functional_call
 
-from dlcft.classifier import Classifier, Input
+from dlcft.classifier import Classifier, Input, evaluating
 from dlcft.linearize import Linearized, forward_mode_kernels
 from dlcft.losses import Loss
 
@@ -106,16 +106,15 @@ def largest_eigenvalue(
     params = model.params(head)
     # torch's generators draw on the CPU
     image: Tensors = {name: torch.randn(p.shape, generator=generator).to(p) for name, p in params.items()}
-    value, training = 0.0, model.training
-    model.eval()
-    for _ in range(iterations):
-        length = _dot(image, image) ** 0.5
-        if not length:
-            break
-        direction = {name: t / length for name, t in image.items()}
-        image = _gauss_newton_product(model, batches, loss, head, direction)
-        value = _dot(direction, image)
-    model.train(training)
+    value = 0.0
+    with evaluating(model):
+        for _ in range(iterations):
+            length = _dot(image, image) ** 0.5
+            if not length:
+                break
+            direction = {name: t / length for name, t in image.items()}
+            image = _gauss_newton_product(model, batches, loss, head, direction)
+            value = _dot(direction, image)
     return value
 
 

@@ -26,7 +26,7 @@ class Recipe:
     Attributes:
         method: "finetune", "quadratic", "lwf", "replay" or "ridge".
         linear: whether the backbone is linearised (its BatchNorm folded) or trained as it is.
-        strict: the truly linear model, see `Classifier`.
+        strict: the truly linear model, see `Classifier`; in data-IL and task-IL.
         loss: "mse" or "cross-entropy".
         scale: α of the squared loss.
         optimizer: "adam" or "sgd".
@@ -128,6 +128,8 @@ class Recipe:
             raise ValueError(f"balance is {self.balance}; it must lie between 0 and 1.")
         if self.strict and not self.linear:
             raise ValueError("strict=True needs linear=True.")
+        if self.strict and (self.head == "zero" or self.method not in ("finetune", "quadratic")):
+            raise ValueError("strict=True needs head='ridge', through which the backbone acts, and no LwF or replay.")
         if self.adapt == "first" and not self._knows_least_head:
             raise ValueError(
                 'adapt="first" needs method="quadratic" with factors, head="ridge", loss="mse" and strict=False.'
@@ -165,6 +167,8 @@ class Recipe:
         Raises:
             ValueError: when the method is not defined in the scenario.
         """
+        if self.strict and scenario == "class-il":  # a new output's W0 would be fixed without regard to the old ones
+            raise ValueError("strict=True is for 'data-il' and 'task-il', where heads do not grow.")
         if self.method == "quadratic":
             # a buffer belongs to class-incremental learning; elsewhere the paper's method has none
             keep = self.buffer and scenario == "class-il"

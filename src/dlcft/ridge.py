@@ -317,7 +317,8 @@ class RidgeSums:
         low, high = 0, len(ridges) - 1
         while low < high:
             middle = (low + high) // 2
-            low, high = (low, middle) if score(middle) <= score(middle + 1) else (middle + 1, high)
+            falls = score(middle) == math.inf or score(middle) > score(middle + 1)  # too small a ridge has no score
+            low, high = (middle + 1, high) if falls else (low, middle)
         return float(ridges[low])
 
     @torch.no_grad()

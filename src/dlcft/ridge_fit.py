@@ -136,7 +136,7 @@ def different(samples: int, freedom: float, varying: int, residual: float, energ
         energy: of the targets.
     """
     through_all = samples <= _MOST * varying and freedom < varying + 0.5 and residual < _INTERPOLATED * energy
-    return min(float(samples), freedom) if through_all else samples
+    return freedom if through_all else samples  # where it is estimated, its error is that of the fits it is divided by
 
 
 def cholesky_in_place(matrix: Tensor) -> tuple[Tensor, Tensor]:

@@ -20,7 +20,14 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from dlcft.classifier import Input, call, reference
 from dlcft.estimators.grams import Layer
-from dlcft.estimators.rows import backward, find_layers, per_sample_gradients, recording
+from dlcft.estimators.rows import (
+    backward,
+    find_layers,
+    per_sample_gradients,
+    recording,
+    trainable_layer,
+    without_rows,
+)
 from dlcft.linearize import Frozen, Selection, choose_output, select
 from dlcft.prepare import fold_batchnorm
 
@@ -151,6 +158,7 @@ class TangentFeatures(Frozen):
         attention = _attention_weights(self.base)
         found = find_layers(self.base, self.trainable, max_factor=1 << 20)
         self.layers = {name: layer for name, layer in found.items() if f"{name}.weight" not in attention}
+        self._folded: list[str] | None = None
         covered = {f"{name}.{kind}" for name in self.layers for kind in ("weight", "bias")}
         matrices = {f"{name}.weight" for name, module in self.base.named_modules() if isinstance(module, Layer)}
         wanted = attention | matrices if train is None else set(parameters)
@@ -169,7 +177,8 @@ class TangentFeatures(Frozen):
     ) -> None:
         """S and R of every layer and direction."""
         shapes: dict[str, tuple[int, int, int]] = {}  # groups, outputs and columns of the layer's matrix
-        for name, layer in self.layers.items():
+        for name in self.layers:
+            layer = self._geometry(name)
             groups = 1 if isinstance(layer, nn.Linear) else layer.groups
             shapes[name] = groups, len(layer.weight) // groups, layer.weight[0].numel() + (layer.bias is not None)
         for name in self.others:
@@ -222,7 +231,7 @@ class TangentFeatures(Frozen):
                 wanted = f"batch × {self.directions.shape[1]}, as long as the directions"
                 raise ValueError(f"the backbone gave features of shape {tuple(z.shape)}; {wanted}, is needed.")
             uses = [(name, a, edge) for name in self.layers for a, edge in calls[name]]
-            folded = sorted({name for name, a, _ in uses if len(a) != len(z)})
+            folded = self._without_rows(x, calls)
             rows: list[list[tuple[str, Tensor, Tensor | None]]] = []
             for index, direction in enumerate(self.directions):
                 cotangent = direction.expand_as(z)
@@ -241,13 +250,20 @@ class TangentFeatures(Frozen):
         floats = 2 * sum(a.numel() for _, a, _ in uses) // len(z) + self.length
         return torch.cat(blocks, 1), max(1, MEMORY // (8 * floats))
 
+    def _without_rows(self, x: Input, calls: Mapping[str, Sequence[Any]]) -> list[str]:
+        """The layers that are given tokens or windows in place of samples; that depends on the network alone."""
+        if self._folded is None:
+            found = without_rows(self.base, self.trainable, self.layers, x, self.base)
+            self._folded = sorted(name for name in found if calls[name])
+        return self._folded
+
     def _one_by_one(self, x: Input, samples: int, folded: list[str]) -> dict[str, Tensor]:
         """The gradients D of what has no rows by sample, (directions, samples, groups, O, K), sample by sample.
 
         That is bare parameters, and layers that are given tokens or windows in place of samples.
         """
         pairs = {
-            name: [f"{name}.weight", *([f"{name}.bias"] if self.layers[name].bias is not None else [])]
+            name: [f"{name}.weight", *([f"{name}.bias"] if self._geometry(name).bias is not None else [])]
             for name in folded
         }
         names = [*self.others, *(parameter for pair in pairs.values() for parameter in pair)]
@@ -275,14 +291,14 @@ class TangentFeatures(Frozen):
     ) -> list[Tensor]:
         """Of every layer for one direction; zero where the direction does not depend on the layer."""
         blocks = []
-        for name, layer in self.layers.items():
+        for name in self.layers:
             uses = [(a, g) for used, a, g in rows if used == name and g is not None]
             left, right = self._pair(name, index)
             if name in folded:
                 blocks.append(self._sketch_of(name, index, folded[name][index]))
             elif uses:
                 xs, gs = zip(*uses, strict=True)
-                blocks.append(kronecker_sketch(layer, xs, gs, left, right).flatten(1))
+                blocks.append(kronecker_sketch(self._geometry(name), xs, gs, left, right).flatten(1))
             else:
                 log.info("%s has no part in direction %d: its tangent features are zero", name, index)
                 blocks.append(left.new_zeros(samples, left.shape[1] * right.shape[2]))
@@ -292,6 +308,9 @@ class TangentFeatures(Frozen):
         """Of gradients D that are there, (samples, groups, O, K)."""
         left, right = self._pair(name, index)
         return (left @ gradient @ right).sum(1).flatten(1)
+
+    def _geometry(self, name: str) -> Layer:
+        return trainable_layer(self.layers[name], f"{name}.bias" in self.trainable)
 
     def _pair(self, name: str, index: int) -> tuple[Tensor, Tensor]:
         return self.get_buffer(f"left {index} {_flat(name)}"), self.get_buffer(f"right {index} {_flat(name)}")

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from dlcft.augment import Augmentation
 from dlcft.classifier import Classifier, Input, reference
@@ -77,9 +78,10 @@ class Training:
         self.model, self.method, self.tasks, self.recipe, self.streams = model, method, tasks, recipe, streams
         self.amp, self.batchnorm = amp, batchnorm
         self.device = reference(model).device
-        self.params = {name: p for task in tasks for name, p in model.params(task.head).items()}
+        heads = [head for task in tasks for head in method.heads(task)]
+        self.params = {name: p for head in heads for name, p in model.params(head).items()}
         self.optimizer = _optimizer(recipe, list(self.params.values()))
-        self.steps = recipe.epochs * sum(-(-task.samples // recipe.batch_size) for task in tasks)
+        self.steps = recipe.epochs * sum(len(self._sizes(task)) for task in tasks)
         self.position = Position()
 
     def run(self, report: Report, task_number: int, save: Callable[[], None] = lambda: None) -> list[float]:
@@ -94,7 +96,10 @@ class Training:
         at, epochs = self.position, self.recipe.epochs
         if self.recipe.careful and at == Position():
             at.lr = self._careful_lr()
-        self.model.train(self.batchnorm)
+        self.model.eval()  # dropout too: its randomness would not be of the position alone
+        for module in self.model.modules():
+            if isinstance(module, _BatchNorm):
+                module.train(self.batchnorm)
         done = self.steps // epochs * at.epoch + at.step
         started, first = time.perf_counter(), done
         while at.epoch < epochs:
@@ -126,12 +131,20 @@ class Training:
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": slots})
         self.position = Position(**header)
 
+    def _sizes(self, task: Task) -> list[int]:
+        """Of the batches; BatchNorm cannot learn from one sample alone, which the batch before takes in."""
+        whole, rest = divmod(task.samples, self.recipe.batch_size)
+        sizes = [self.recipe.batch_size] * whole + [rest] * (rest > 0)
+        if self.batchnorm and rest == 1 and whole:
+            sizes[-2:] = [sizes[-2] + 1]
+        return sizes
+
     def _order(self, epoch: int) -> list[tuple[Task, Tensor]]:
         generator = self.streams(f"order {epoch}")
         batches = [
             (task, indices)
             for task in self.tasks
-            for indices in torch.randperm(task.samples, generator=generator).split(self.recipe.batch_size)
+            for indices in torch.randperm(task.samples, generator=generator).split(self._sizes(task))
         ]
         if len(self.tasks) > 1:
             batches = [batches[i] for i in torch.randperm(len(batches), generator=generator).tolist()]

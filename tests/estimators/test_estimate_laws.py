@@ -11,6 +11,7 @@ from dlcft.blocks import Diagonal, Kronecker
 from dlcft.estimators import Statistics, rows
 from tests.estimators.brute_force import LAYERWISE, build, gauss_newton, run
 from tests.networks import vectors
+from tests.test_tangent import SequenceFirst
 
 
 def statistics_of(found):
@@ -242,3 +243,50 @@ def test_several_inputs():
     for key, tensor in statistics_of(by_position).items():
         assert torch.equal(tensor, statistics_of(by_name)[key])
     assert rows.log.name == "dlcft"
+
+
+def test_as_many_tokens_as_samples_are_no_samples():
+    torch.manual_seed(0)
+    model = Classifier(SequenceFirst().double(), features=5)
+    model.add_head("h", 3)
+    nn.init.normal_(model.head("h").weight)
+    x, y = torch.randn(16, 8, 3, dtype=torch.float64), torch.arange(16) % 3
+    apart = estimate("diagonal", model, [(x[:8], y[:8]), (x[8:], y[8:])], ScaledMSE(), "h", draws=None)
+    whole = estimate("diagonal", model, [(x, y)], ScaledMSE(), "h", draws=None)
+    for key, tensor in statistics_of(whole).items():
+        assert torch.allclose(tensor, statistics_of(apart)[key]), key
+
+
+def test_a_part_of_the_samples_is_drawn_from_all():
+    model, _, _ = build("mlp")
+    x = torch.cat([torch.zeros(50, *vectors().shape[1:]), torch.ones(50, *vectors().shape[1:])]).double()
+    y = torch.arange(100) % 2
+    batches = [(x[part], y[part]) for part in torch.arange(100).split(30)]
+    options = {"draws": None, "samples": 40}
+    first = estimate("kfac", model, batches, ScaledMSE(), "h", **options)
+    drawn = estimate(
+        "kfac", model, batches, ScaledMSE(), "h", total=100, generator=torch.Generator().manual_seed(0), **options
+    )
+    assert (first.samples, drawn.samples) == (40, 40)
+    places = torch.randperm(100, generator=torch.Generator().manual_seed(0))[:40]
+    expected = estimate("kfac", model, [(x[places], y[places])], ScaledMSE(), "h", draws=None)
+    for key, tensor in statistics_of(expected).items():
+        assert torch.allclose(tensor, statistics_of(drawn)[key]), key
+    assert any(not torch.allclose(tensor, statistics_of(first)[key]) for key, tensor in statistics_of(drawn).items())
+
+
+@pytest.mark.parametrize("name", ["diagonal", "dense"])
+def test_a_model_in_training_mode_is_looked_at_as_in_evaluation(name):
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.Dropout(0.5), nn.Linear(6, 5)).double()
+    model = Classifier(network, features=5)
+    model.add_head("h", 3)
+    nn.init.normal_(model.head("h").weight)
+    batches = [(torch.randn(6, 4, dtype=torch.float64), torch.arange(6) % 3)]
+    expected = estimate(name, model.eval(), batches, ScaledMSE(), "h", draws=None)
+    model.train()
+    network[2].eval()
+    found = estimate(name, model, batches, ScaledMSE(), "h", draws=None)
+    assert [module.training for module in network] == [True, True, False, True]
+    for key, tensor in statistics_of(expected).items():
+        assert torch.allclose(tensor, statistics_of(found)[key]), key

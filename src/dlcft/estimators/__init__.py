@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dlcft.blocks import Block, Dense, Diagonal
-from dlcft.classifier import Classifier, Input
+from dlcft.classifier import Classifier, Input, evaluating
 from dlcft.curvature import Curvature
 from dlcft.estimators.rows import Rows, Tape, per_sample_gradients
 from dlcft.estimators.statistics import (
@@ -74,6 +74,7 @@ def estimate(
     draws: int | None = 1,
     generator: torch.Generator | None = None,
     samples: int | None = None,
+    total: int | None = None,
     include_head: bool = True,
     gradient: bool = False,
     max_factor: int = 8192,
@@ -88,7 +89,8 @@ def estimate(
         head: a head's name.
         draws: output gradients sampled per sample; None for the exact sum, one backward pass per output.
         generator: where the draws come from.
-        samples: stop after this many samples; None for all of them.
+        samples: how many samples are looked at; None for all of them. They are drawn by the generator out of `total`.
+        total: how many there are; if unknown, the first ones are looked at.
         include_head: whether the head's parameters are covered; in task-incremental learning they are not.
         gradient: whether to find the gradient of the mean loss too.
         max_factor: wider layers get a diagonal block.
@@ -100,14 +102,15 @@ def estimate(
     if samples is not None and samples < 1:
         raise ValueError(f"samples is {samples}; it must be at least 1, or None for all.")
     tape = Tape(model, head, max_factor)
-    limited = _Limited(batches, samples)
-    if kind is None:
-        return _dense(tape, limited, loss, draws, generator, include_head, gradient)
-    first: Mapping[str, Block] = {}
-    if kind.basis is not None:
-        sampled = include_head and not loss.is_quadratic  # else the head's block is exact, and needs no basis
-        first, _, _ = _one_pass(kind.basis, {}, tape, limited, loss, draws, generator, sampled, False)
-    blocks, count, summed = _one_pass(kind, first, tape, limited, loss, draws, generator, include_head, gradient)
+    limited = _Limited(batches, _looked_at(samples, total, generator))
+    with evaluating(model):
+        if kind is None:
+            return _dense(tape, limited, loss, draws, generator, include_head, gradient)
+        first: Mapping[str, Block] = {}
+        if kind.basis is not None:
+            sampled = include_head and not loss.is_quadratic  # else the head's block is exact, and needs no basis
+            first, _, _ = _one_pass(kind.basis, {}, tape, limited, loss, draws, generator, sampled, False)
+        blocks, count, summed = _one_pass(kind, first, tape, limited, loss, draws, generator, include_head, gradient)
     return Estimate(_finished(blocks, tape), count, _mean(summed, count, include_head, tape) if gradient else None)
 
 
@@ -119,29 +122,39 @@ def _resolve(estimator: str | type[Statistics]) -> type[Statistics] | None:
     return ESTIMATORS[estimator]
 
 
-class _Limited:
-    """Batches up to a number of samples, as often as they are asked for, in parts of `PASS_SAMPLES` at the most."""
+def _looked_at(samples: int | None, total: int | None, generator: torch.Generator | None) -> Tensor | None:
+    """The places of the samples that are looked at, in order; None for all. Data may be sorted by class."""
+    if samples is None or total is None or samples >= total:
+        return None if samples is None else torch.arange(samples)
+    return torch.randperm(total, generator=generator)[:samples].sort().values
 
-    def __init__(self, batches: Batches, samples: int | None) -> None:
+
+class _Limited:
+    """Batches of the samples at some places, as often as asked for, in parts of `PASS_SAMPLES` at the most."""
+
+    def __init__(self, batches: Batches, places: Tensor | None) -> None:
         if isinstance(batches, Iterator):
             batches = list(batches)  # a second pass may be needed
         self.batches = batches
-        self.samples = samples
+        self.places = places
 
     def __iter__(self) -> Iterator[tuple[Input, Tensor]]:
-        left = self.samples
+        before = 0
         for x, labels in self.batches:
-            if left is not None and left <= 0:
+            if self.places is not None and before > int(self.places[-1]):
                 return
-            count = len(labels) if left is None else min(left, len(labels))
-            for start in range(0, count, PASS_SAMPLES):
-                part = slice(start, min(start + PASS_SAMPLES, count))
+            inside = torch.arange(len(labels))
+            if self.places is not None:
+                inside = self.places[(self.places >= before) & (self.places < before + len(labels))] - before
+            before += len(labels)
+            whole = len(inside) == len(labels)
+            for start in range(0, len(inside), PASS_SAMPLES):
+                stop = min(start + PASS_SAMPLES, len(inside))
+                part = slice(start, stop) if whole else inside[start:stop].to(labels.device)
                 yield _part(x, part), labels[part]
-            if left is not None:
-                left -= len(labels)
 
 
-def _part(x: Input, part: slice) -> Input:
+def _part(x: Input, part: slice | Tensor) -> Input:
     if isinstance(x, Mapping):
         return {key: value[part] for key, value in x.items()}
     return tuple(value[part] for value in x) if isinstance(x, tuple) else x[part]

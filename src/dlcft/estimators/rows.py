@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils.parametrize import is_parametrized
 from torch.utils._pytree import tree_map
 
-from dlcft.classifier import Classifier, Input, call, call_split
+from dlcft.classifier import Classifier, Input, call, call_split, evaluating
 from dlcft.estimators.grams import Layer
 from dlcft.linearize import Linearized, choose_output
 from dlcft.losses import Loss
@@ -80,7 +80,6 @@ class Tape:
         self.layers = find_layers(self.network, self.trainable, max_factor)
         covered = {name for names in self.names().values() for name in names}
         self.others = [name for name in self.trainable if name not in covered]
-        self._settled = False
 
     def names(self) -> dict[str, tuple[str, ...]]:
         """Layer name to its trainable parameters, weight first, as the network calls them."""
@@ -89,12 +88,7 @@ class Tape:
 
     def geometry(self, name: str) -> Layer:
         """The layer, without its bias where that is not trainable."""
-        layer = self.layers[name]
-        if layer.bias is None or f"{name}.bias" in self.trainable:
-            return layer
-        without = copy.copy(layer)
-        without._parameters = {**layer._parameters, "bias": None}
-        return without
+        return trainable_layer(self.layers[name], f"{name}.bias" in self.trainable)
 
     def passes(
         self,
@@ -125,6 +119,8 @@ class Tape:
         for x, labels in batches:
             if len(labels) == 0:
                 continue
+            if not seen:
+                self._settle(x)
             seen = True
             with (
                 torch.inference_mode(False),
@@ -132,7 +128,7 @@ class Tape:
                 recording(self.model, self.network, self.trainable, self.layers) as calls,
             ):
                 z_frozen, z = self._features(x, needs_outputs or gradient)
-                self._settle(calls, len(labels))
+                self._check(calls, len(labels))
                 rows = self._rows(labels, z_frozen, z, calls, loss, draws, generator, gradient, output_grads)
             if self.others:
                 cotangents = rows.output_grads @ self.directions()
@@ -149,7 +145,7 @@ class Tape:
             return z, z.detach()
         moved = needs_outputs and any(bool(p.any()) for p in backbone.delta.parameters())
         if not moved:
-            value = choose_output(call(self.network, x), backbone.output)
+            value = call(backbone.value, x)
             return value, value.detach()
         value, change = call_split(backbone, x)
         return value, value.detach() + change.detach()
@@ -206,23 +202,19 @@ class Tape:
         weight, bias = self.model.head_names(self.head)
         return summed | {weight: residual.T @ z, bias: residual.sum(0)}
 
-    def _settle(self, calls: Mapping[str, list[tuple[Tensor, GradientEdge]]], samples: int) -> None:
-        """After the first batch it is known which layers' rows can be told apart by sample.
-
-        Hooks of attention's projections never fire; and a layer that is given tokens or windows in place of samples
-        has rows of which only the network knows whose they are.
-        """
-        silent = [name for name in self.layers if not calls[name]]
-        folded = [name for name in self.layers if any(len(a) != samples for a, _ in calls[name])]
-        if self._settled and (silent or folded):
-            name = (silent or folded)[0]
-            raise ValueError(f"layer {name!r} ran for an earlier batch, and not, or in another way, for this one.")
-        for name in [*silent, *folded]:
-            why = "is not called as a module" if name in silent else "is not given one row of the batch a sample"
+    def _settle(self, x: Input) -> None:
+        """Find out which layers' rows can be told apart by sample; the others' parameters are treated one by one."""
+        backbone = self.model.backbone
+        run = backbone.value if isinstance(backbone, Linearized) else self.network
+        for name, why in without_rows(self.network, self.trainable, self.layers, x, run).items():
             log.info("%s %s: diagonal curvature", name, why)
             self.others += self.names()[name]
             del self.layers[name]
-        self._settled = True
+
+    def _check(self, calls: Mapping[str, list[tuple[Tensor, GradientEdge]]], samples: int) -> None:
+        for name in self.layers:
+            if not calls[name] or any(len(a) != samples for a, _ in calls[name]):
+                raise ValueError(f"layer {name!r} ran for an earlier batch, and not, or in another way, for this one.")
 
 
 def find_layers(network: nn.Module, trainable: Collection[str], max_factor: int) -> dict[str, Layer]:
@@ -249,6 +241,52 @@ def find_layers(network: nn.Module, trainable: Collection[str], max_factor: int)
     return layers
 
 
+def trainable_layer(layer: Layer, bias: bool) -> Layer:
+    """The layer, without its bias where that is not trainable."""
+    if layer.bias is None or bias:
+        return layer
+    without = copy.copy(layer)
+    without._parameters = {**layer._parameters, "bias": None}
+    return without
+
+
+def without_rows(
+    network: nn.Module,
+    trainable: Collection[str],
+    layers: Mapping[str, Layer],
+    x: Input,
+    run: Callable[..., Any],
+) -> dict[str, str]:
+    """The layers whose rows cannot be told apart by sample, and why.
+
+    Hooks of attention's projections never fire; and a layer that is given tokens or windows in place of samples has
+    rows of which only the network knows whose they are. One sample twice, and three times, tells: as many tokens as
+    samples in a batch would look the same.
+
+    Args:
+        network: whose layers are meant.
+        trainable: names of its parameters.
+        layers: by name.
+        x: a batch; its first sample is taken.
+        run: calls the network.
+    """
+    why: dict[str, str] = {}
+    for count in (2, 3):
+        few = tree_map(lambda t, n=count: t[:1].expand(n, *t.shape[1:]).clone() if isinstance(t, Tensor) else t, x)
+        with (
+            torch.inference_mode(False),
+            torch.enable_grad(),
+            recording(network, network, trainable, layers) as calls,
+        ):
+            call(run, few)
+        for name in layers:
+            if not calls[name]:
+                why[name] = "is not called as a module"
+            elif any(len(a) != count for a, _ in calls[name]):
+                why[name] = "is not given one row of the batch a sample"
+    return why
+
+
 def _computes_as_usual(layer: Layer) -> bool:
     """Whether its class leaves the output to torch: others pad or normalise on the way, and rows would be wrong."""
     own = type(layer)
@@ -273,6 +311,8 @@ def recording(
 
     def note(name: str) -> Any:
         def hook(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+            if not torch.is_grad_enabled():  # the network only looks at itself
+                return output
             value, change = forward_ad.unpack_dual(output)
             # Neither a view nor a copy: an activation that works in place must not move this point of the graph.
             value = torch.ops.aten._unsafe_view(value, value.shape)
@@ -283,20 +323,17 @@ def recording(
         return hook
 
     frozen = [p for name, p in network.named_parameters() if name in set(trainable) and not p.requires_grad]
-    modes = {module: module.training for module in model.modules()}
     handles = [layer.register_forward_hook(note(name)) for name, layer in layers.items()]
-    model.eval()
     for p in frozen:
         p.requires_grad_(True)
     try:
-        yield calls
+        with evaluating(model):
+            yield calls
     finally:
         for handle in handles:
             handle.remove()
         for p in frozen:
             p.requires_grad_(False)
-        for module, mode in modes.items():
-            module.training = mode
 
 
 def per_sample_gradients(

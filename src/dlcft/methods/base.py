@@ -98,6 +98,13 @@ class Method(abc.ABC):
     def objective(self, task: Task, batch: Batch) -> Tensor:
         """What to minimise on one batch; it reads as the paper's equation."""
 
+    def heads(self, task: Task) -> list[str]:
+        """The heads that are trained: the task's own, and those of others that the objective is about."""
+        return [task.head]
+
+    def adopted(self, model: Classifier) -> None:
+        """The model comes from elsewhere, and nothing is there of what it has learned."""
+
     def grown(self, names: tuple[str, str], outputs: int) -> None:
         """The head with these parameters has got new outputs with zero weights."""
 
@@ -106,6 +113,10 @@ class Method(abc.ABC):
 
     def finish(self, task: Task) -> None:
         """After a task: remember it."""
+
+    def learned_together(self) -> None:
+        """After several tasks at once: what all of them did to those before is not known."""
+        self.increase = None
 
     def settle(self, model: Classifier) -> None:
         """Before a prediction: bring the heads up to date with what was learned."""

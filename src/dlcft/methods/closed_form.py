@@ -146,6 +146,10 @@ class Ridge(Method):
         total = before.extend(_rows(task.model, columns, task.batches, weight))
         self._keep(total, self.sums)
 
+    def learned_together(self) -> None:
+        """See `Method`."""
+        self.before = None
+
     def reserve(self, head: str, outputs: int) -> list[int]:
         """The columns of a head, new ones behind all others where it has more outputs than before."""
         known = self.columns.get(head, [])

@@ -48,6 +48,11 @@ class LwF(Method):
             for head in self.teacher.heads
         )
 
+    def heads(self, task: Task) -> list[str]:
+        """All that the teacher has: they learn with the rest of the network, as in LwF's own paper."""
+        teachers = () if self.teacher is None else tuple(self.teacher.heads)
+        return [task.head, *(head for head in teachers if head != task.head)]
+
     def _distance(self, new: Tensor, old: Tensor, loss: Loss) -> Tensor:
         old = old.detach()
         if loss.is_quadratic:
@@ -57,7 +62,11 @@ class LwF(Method):
 
     def finish(self, task: Task) -> None:
         """The model as it is now becomes the teacher."""
-        self.teacher = copy.deepcopy(task.model).eval().requires_grad_(False)
+        self.adopted(task.model)
+
+    def adopted(self, model: Classifier) -> None:
+        """It needs no sample to be a teacher."""
+        self.teacher = copy.deepcopy(model).eval().requires_grad_(False)
 
     def state(self) -> State:
         """The teacher, but for the frozen network that it shares with the model."""

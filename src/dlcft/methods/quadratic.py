@@ -97,6 +97,7 @@ class Quadratic(Method):
             draws=self.draws,
             generator=task.generator("curvature"),
             samples=self.curvature_samples,
+            total=task.samples,
             include_head=self.include_head,
             gradient=self.first_order or self.keep_gradient,
         )

@@ -47,6 +47,10 @@ class Replay(Method):
             total = total + self.labels * replayed_loss(task, self.buffer, self.replay_batch, batch.generator)
         return total
 
+    def heads(self, task: Task) -> list[str]:
+        """Those of replayed samples too."""
+        return [task.head, *(head for head in self.buffer.heads if head != task.head)]
+
     def _distance(self, task: Task, generator: torch.Generator) -> Tensor:
         """Mean squared distance to the stored logits; outputs that came later were zero then, as new rows are.
 
