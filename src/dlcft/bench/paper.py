@@ -309,13 +309,9 @@ def execute(
 
 
 def variant(experiment: Experiment) -> str:
-    """What is tuned together: a method with one start of its head, whatever its curvature and stream.
-
-    Task- and class-IL have the same tasks, and so the same settings.
-    """
+    """What is tuned together: a method with one start of its head in a scenario, whatever its curvature and stream."""
     head = f"/{experiment.settings['head']}" if "head" in experiment.settings else ""
-    scenario = experiment.scenario if experiment.scenario == "data-il" else "task-class-il"
-    return f"{experiment.dataset}/{scenario}/{experiment.method}{head}"
+    return f"{experiment.dataset}/{experiment.scenario}/{experiment.method}{head}"
 
 
 def of_length(name: str, tasks: int) -> str:

@@ -55,9 +55,9 @@ def tunings(artefact: str, scale: str, only: Sequence[str] = ()) -> dict[str, Pl
     return {name: planned for name, planned in usual.items() if name in needed}
 
 
-def _usual(experiment: Experiment) -> tuple[int, int, bool]:
-    """The least is tuned: on the fewest tasks, with the method as it is in its recipe, in class-IL before task-IL."""
-    return experiment.tasks, len(experiment.settings), experiment.scenario != "class-il"
+def _usual(experiment: Experiment) -> tuple[int, int]:
+    """The least is tuned: on the fewest tasks, with the method as it is in its recipe."""
+    return experiment.tasks, len(experiment.settings)
 
 
 def _tunable(artefact: str, scale: str, only: Sequence[str] = ()) -> list[tuple[Experiment, Planned]]:
