@@ -2,7 +2,7 @@
 
 import os
 import sys
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -171,3 +171,43 @@ def test_a_trial_that_is_killed_is_told(monkeypatch):
     monkeypatch.setattr(trial, "ProcessPoolExecutor", Killed)
     with pytest.raises(ChildProcessError, match="did the memory run out"):
         trial.apart(len, "")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="pipes with names")
+def test_answers_go_where_a_link_leads_and_into_a_pipe(tmp_path):
+    january, model = pictures(tmp_path / "january", ["red", "green"]), tmp_path / "m"
+    main(["update", "--model", str(model), "--data", str(january), *SMALL])
+    target, link, pipe = (tmp_path / name for name in ("answers.csv", "link.csv", "pipe"))
+    target.write_text("old")
+    link.symlink_to(target)
+    asked = ["predict", str(january), "--model", str(model), "--out"]
+    main([*asked, str(link)])
+    assert link.is_symlink()
+    assert len(target.read_text().splitlines()) == 13
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor() as pool:
+        read = pool.submit(pipe.read_text)
+        main([*asked, str(pipe)])
+        assert read.result() == target.read_text()
+    assert pipe.is_fifo()
+    assert not [path for path in tmp_path.iterdir() if path.name[0] == "."]
+
+
+def test_a_network_that_is_another_each_time_is_refused(tmp_path, capsys, monkeypatch):
+    text = "from torch import nn\ndef network():\n    return nn.Sequential(nn.Flatten(), nn.LazyLinear(4))\n"
+    (tmp_path / "unseeded.py").write_text(text.replace("nn.LazyLinear(4)", "nn.Linear(1440, 4)"))
+    monkeypatch.chdir(tmp_path)
+    january = pictures(tmp_path / "january", ["red", "green"])
+    said = refused(capsys, "update", "--model", "m", "--data", january, "--backbone", "unseeded:network", *SMALL)
+    assert "makes a network with other weights each time" in said
+    assert not (tmp_path / "m").exists()
+
+
+def test_pixels_as_floats_are_no_images_of_floats(tmp_path, capsys):
+    x, y = np.random.default_rng(0).integers(0, 256, (8, 20, 24, 3), np.uint8), ["red", "green"] * 4
+    np.savez(tmp_path / "bytes.npz", x=x, y=y)
+    np.savez(tmp_path / "floats.npz", x=x.astype(np.float32), y=y)
+    main(["update", "--model", str(tmp_path / "m"), "--data", str(tmp_path / "bytes.npz"), *SMALL])
+    for command in ("update", "evaluate"):
+        said = refused(capsys, command, "--data", tmp_path / "floats.npz", "--model", tmp_path / "m")
+        assert "images are floats up to 255; give floats in [0, 1], or uint8." in said

@@ -1,6 +1,7 @@
 """Files of arrays and images, and what happens to images."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -38,6 +39,8 @@ def test_image_folders_tables_and_lists_of_files(tmp_path):
     folder = write_images(tmp_path / "pets")
     (folder / "cat" / "notes.txt").write_text("no image")
     (folder / ".cache").mkdir()
+    shutil.copytree(folder / "dog", folder / "cat" / ".ipynb_checkpoints")
+    (folder / "cat" / "a folder.png").mkdir()
     files = [str(folder / ("cat", "dog")[n // 2] / f"{n}.png") for n in range(4)]
     table = write_table(
         tmp_path, [(f"pets/{('cat', 'dog')[n // 2]}/{n}.png", ("cat", "dog")[n // 2]) for n in range(4)]

@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from dlcft import Learner
+from dlcft import updates as module
 from dlcft.checkpoint import CheckpointError, Store
+from dlcft.data import Samples
 from dlcft.updates import update
 from tests.samples import write_images
 from tests.test_learner import backbone, data, make
@@ -130,3 +132,26 @@ def test_learned_before():
         assert learner.learned_before(first) == task
     learner.forget(first)
     assert learner.learned_before(first) == 3, "learned once more than forgotten"
+
+
+class Answers:
+    """A learner that answers a first so many times, then b."""
+
+    def __init__(self, first):
+        self.first = first
+
+    def labels(self):
+        return ["a", "b"]
+
+    def outputs(self, held_out, batch_size):
+        return torch.tensor([[1.0, 0.0] if index < self.first else [0.0, 1.0] for index in range(len(held_out))])
+
+
+@pytest.mark.parametrize(("count", "limit"), [(50, 0.02), (100, 0.01), (100, 0.02)])
+def test_a_drop_that_is_the_limit_passes(count, limit):
+    held_out, lost = Samples((torch.zeros(count, 1), ["a"] * count)), round(limit * count)
+    for right in range(lost, count + 1):
+        before = ["a"] * right + ["b"] * (count - right)
+        drop = module._compared(Answers(right - lost), held_out, before, {"a", "b"})["drop"]
+        assert not module._passed("max_drop", drop, limit)
+        assert module._passed("max_drop", drop, limit - 1e-6)

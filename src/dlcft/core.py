@@ -24,7 +24,7 @@ from dlcft.assembly import (
 from dlcft.augment import Augmentation
 from dlcft.classifier import Classifier, learned_state, reference
 from dlcft.data import Batches, Inputs, Labels, Samples, to_device
-from dlcft.images import Preprocess
+from dlcft.images import Preprocess, UnitImages
 from dlcft.linearize import Selection
 from dlcft.methods import Finetune, Method, Ridge, Task
 from dlcft.methods.base import joined_states, split_states
@@ -71,7 +71,10 @@ class LearnerCore:
         self.preprocess = preprocess
         self.tokenizer = tokenizer
         # the backbone normalises, so that augmentation comes before
-        self._reading = None if preprocess is None else replace(preprocess, mean=None, std=None)
+        self._reading = preprocess
+        if preprocess is not None and preprocess.mean is not None:
+            kind = UnitImages if max(preprocess.mean) <= 1 else Preprocess
+            self._reading = kind(**{**asdict(preprocess), "mean": None, "std": None})
         self.loss = self.recipe.make_loss()
         self.method = custom if custom is not None else self.recipe.make_method(scenario)
         self.tasks = 0

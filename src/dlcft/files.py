@@ -7,8 +7,10 @@ import io
 import os
 import zipfile
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 
@@ -171,10 +173,41 @@ def _refuse_images(path: Path, text: bool) -> None:
 
 
 def _images_below(folder: Path) -> list[Path]:
-    found = sorted(path for path in folder.rglob("*") if path.suffix.lower() in EXTENSIONS and path.name[0] != ".")
+    images = (path for path in folder.rglob("*") if path.suffix.lower() in EXTENSIONS)
+    found = sorted(path for path in images if not _hidden(path.relative_to(folder)) and path.is_file())
     if not found:
         raise ValueError(f"the folder {folder} holds no images; {', '.join(EXTENSIONS)} files are read.")
     return found
+
+
+def _hidden(path: Path) -> bool:
+    """Whether it, or a folder that it is in, begins with a dot."""
+    return any(part[0] == "." for part in path.parts)
+
+
+@contextmanager
+def written_whole(path: Path, errors: str = "strict") -> Iterator[TextIO]:
+    """A text file of which all is written or nothing; a link stays one, and a pipe or terminal is written as it is.
+
+    Raises:
+        ValueError: when it is a folder.
+    """
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder; a file is needed.")
+    path = path.resolve()
+    options: dict[str, Any] = {"newline": "", "encoding": "utf-8", "errors": errors}
+    if path.exists() and not path.is_file():
+        with path.open("w", **options) as file:
+            yield file
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with draft.open("w", **options) as file:
+            yield file
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def _member(path: Path, archive: zipfile.ZipFile, name: str) -> np.ndarray[Any, Any]:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 EXTENSIONS = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 _CHANNELS = (1, 3, 4)  # grey, colour, colour with transparency
 _MODES = {"bilinear": "bilinear", "bicubic": "bicubic", "nearest": "nearest-exact"}
+_PIXELS = 20.0  # above this floats are meant as 0 to 255, not as 0 to 1
 _LUMINANCE = (0.299, 0.587, 0.114)  # as Pillow turns colour into grey (ITU-R 601-2)
 
 
@@ -140,6 +141,20 @@ class Preprocess:
             raise ValueError(f"x is {_described(x)}, which looks like one image; give a batch of images, x[None].")
         images = x[:, None] if x.dim() == 3 else _channels_first(x, self.layout)
         return self.normalised(self.resized(images))
+
+
+class UnitImages(Preprocess):
+    """As `Preprocess`, for images that are normalised later, by a mean in [0, 1]: floats up to 255 are a mistake."""
+
+    def resized(self, x: Tensor) -> Tensor:
+        """See `Preprocess`.
+
+        Raises:
+            ValueError: when floats are far larger.
+        """
+        if x.is_floating_point() and x.numel() and x.max() > _PIXELS:
+            raise ValueError(f"images are floats up to {float(x.max()):.4g}; give floats in [0, 1], or uint8.")
+        return super().resized(x)
 
 
 def read_image(path: str | Path, channels: int | None = None) -> Tensor:

@@ -62,7 +62,7 @@ class Recipe:
         random_features: `relu(P z)` of the frozen features; closed-form methods only.
         tangent_features: of the sketched tangent space, see `TangentFeatures`; closed-form methods only.
         direction: the u of the tangent features: "random", which looks at no data, or "principal" of the first batch's
-            features, about a point better, and from then on fixed.
+            features, half a point to a point better, and from then on fixed.
         balanced: whether all classes shall weigh the same in closed form.
         ridge: strength relative to standardised features; None to choose it from the sums.
         batchnorm: "first" trains BatchNorm's statistics in the first task only, as the paper; "frozen" never.
@@ -124,6 +124,14 @@ class Recipe:
         for name in ("buffer", "random_features", "tangent_features", "weight_decay", "strength", "momentum"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must not be negative.")
+        if self.momentum >= 1:
+            raise ValueError(f"momentum is {self.momentum}; it must be below 1.")
+        if self.clip is not None and not self.clip > 0:
+            raise ValueError(f"clip is {self.clip}; it must be positive, or None.")
+        for name in ("draws", "curvature_samples"):
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or value < 1):
+                raise ValueError(f"{name} is {value}; it must be a whole number from 1 on, or None for all.")
         if not 0 <= self.balance <= 1:
             raise ValueError(f"balance is {self.balance}; it must lie between 0 and 1.")
         if self.strict and not self.linear:

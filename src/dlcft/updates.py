@@ -240,7 +240,8 @@ def _compared(learner: Learner, held_out: Samples, before: list[Label] | None, k
     return facts | {
         "per_class_before": {str(label): hits_before[label] for label in sorted(totals, key=str) if label in known},
         "accuracy_before": accuracy_before,
-        "drop": accuracy_before - sum(right[index] for index in old) / len(old),
+        # of counts, so that a drop of 1 in 50 is 0.02 and not a little more
+        "drop": sum(was[index] - right[index] for index in old) / len(old),
         "flips": len(lost) / len(old),
         "flipped": [Flip(held_out.called(index), str(labels[index]), str(now[index])) for index in lost],
     }

@@ -58,3 +58,8 @@ def test_each_tells_the_place():
     assert dict(each(abs, [-1, 2, -3])) == {0: 1, 1: 2, 2: 3}
     with pytest.raises(ValueError, match="jobs is 0"):
         dict(each(abs, [1], 0))
+
+
+def test_one_may_be_asked_for_twice(expected, tmp_path):
+    results = run_all([THREE[0], THREE[0]], tmp_path, jobs=2, report=lambda line: None)
+    assert histories(results) == [expected[0], expected[0]]

@@ -19,6 +19,7 @@ from dlcft.bench.experiment import Experiment, Result, make_stream, run
 from dlcft.bench.probes import NEIGHBOURS, Examiner, evenly, old_loss
 from dlcft.learner import Learner
 from dlcft.metrics import nearest_neighbours
+from dlcft.recipes import RECIPES
 
 SMALL = Experiment(dataset="digits", tasks=2, size=8, classes=4, per_class=6)
 TRAINED = {"epochs": 2, "batch_size": 8}
@@ -176,6 +177,11 @@ def test_images_that_were_sized_as_they_were_read_stay_as_they_are(tmp_path):
         ({"tasks": 0}, "tasks is 0"),
         ({"first": 3}, "first is 3"),
         ({"knn": -1}, "knn is -1"),
+        ({"per_class": -1}, "per_class is -1"),
+        ({"turn": float("nan")}, "turn is nan"),
+        ({"settings": {"clip": -1.0}}, "clip is -1"),
+        ({"settings": {"momentum": 2.0}}, "momentum is 2"),
+        ({"settings": {"curvature_samples": 2.5}}, "curvature_samples is 2.5"),
     ],
 )
 def test_what_cannot_be_run(changes, sentence):
@@ -277,8 +283,30 @@ def test_a_result_of_other_weights_is_not_taken_for_it(tmp_path):
     experiment = small("ridge", backbone="resnet18-32")
     first = run(experiment, tmp_path, weights=str(files[0]), report=lambda line: None)
     assert run(experiment, tmp_path, weights=str(files[0])) == first
-    with pytest.raises(ValueError, match=r"other weights than .*1\.safetensors"):
+    with pytest.raises(ValueError, match="is a result with other weights"):
         run(experiment, tmp_path, weights=str(files[1]))
+
+
+def test_a_result_of_other_data_or_another_recipe_is_not_taken_for_it(tmp_path, monkeypatch):
+    file, images = tmp_path / "set.npz", torch.randint(256, (12, 8, 8, 3), dtype=torch.uint8).numpy()
+    for turn in range(2):
+        np.savez(file, x_train=images, y_train=(np.arange(12) + turn) % 2, x_test=images[:4], y_test=[0, 1, 0, 1])
+        for experiment, data in (
+            (small("ridge", dataset=str(file), classes=None), None),
+            (small("ridge", dataset="npz", classes=None), file),
+        ):
+            if turn == 0:
+                result = run(experiment, tmp_path / "out", data=data, report=lambda line: None)
+                assert result.recipe["augment"] is not None
+                assert run(experiment, tmp_path / "out", data=data) == result
+            else:
+                with pytest.raises(ValueError, match="is a result with other data"):
+                    run(experiment, tmp_path / "out", data=data)
+    experiment = small("ranpac")
+    run(experiment, tmp_path, report=lambda line: None)
+    monkeypatch.setitem(RECIPES, "ranpac", replace(RECIPES["ranpac"], random_features=7))
+    with pytest.raises(ValueError, match=r"is a result with random_features=\d+, now 7"):
+        run(experiment, tmp_path)
 
 
 def test_an_image_folder_of_files_of_many_sizes(tmp_path):

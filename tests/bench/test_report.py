@@ -5,7 +5,7 @@ import io
 import json
 import re
 import statistics
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -13,6 +13,7 @@ from dlcft.bench.experiment import Experiment, Result
 from dlcft.bench.report import Spread, read_results, summarise, to_csv, to_html, to_latex, to_markdown
 from dlcft.bench.report.figures import LEVEL, PALETTE, increase
 from dlcft.bench.report.summary import common_settings, curve, labels, own_settings, probe, sections
+from dlcft.recipes import named_recipe
 
 ENVIRONMENT = {
     "dlcft": "0.1",
@@ -393,3 +394,26 @@ def test_colours_can_be_seen_on_both_grounds():
     for colour in (*PALETTE, LEVEL):
         assert 1.05 / (luminance(colour) + 0.05) >= 3, colour
         assert (luminance(colour) + 0.05) / (dark + 0.05) >= 3, colour
+
+
+def test_the_nonlinear_ends_may_have_a_network_of_their_own(results):
+    relu = {"none", "joint", "ewc", "lwf", "osla", "er"}
+    mixed = [
+        replace(
+            result, environment={**ENVIRONMENT, "backbone": "relu" if result.experiment.method in relu else "leaky"}
+        )
+        for result in results
+    ]
+    apart, together = summarise(mixed), summarise(results)
+    for method in ("dlcft", "ranpac", "ewc"):
+        assert row_of(apart, method).recovered_mixed == row_of(together, method).recovered_mixed
+        assert row_of(apart, method).recovered == row_of(together, method).recovered
+
+
+def test_the_page_shows_what_the_data_set_has_set(results):
+    told = [
+        replace(result, recipe={**asdict(named_recipe(result.experiment.method, {})), "augment": "crop4+flip"})
+        for result in results
+    ]
+    assert "crop4+flip" in to_html(told)
+    assert "augment" not in to_html(results)

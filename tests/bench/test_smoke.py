@@ -123,6 +123,14 @@ def test_what_is_there_is_shown_again_without_computing(folder, capsys):
     assert {path: path.stat().st_mtime_ns for path in folder.glob("*.json")} == before
 
 
+def test_eigenvalues_are_shown(folder, found, capsys):
+    main(["reproduce", "vanishing-curvature", "--scale", "smoke", "--out", str(folder)])
+    said = capsys.readouterr().out
+    for (artefact, _, _), trace in found.items():
+        if artefact == "vanishing-curvature":
+            assert f"{trace.records[-1]['eigenvalue']:.4g}" in said
+
+
 def report(folder, kind):
     path = folder / f"all.{kind}"
     main(["report", "--runs", str(folder), "--format", kind, "--out", str(path)])

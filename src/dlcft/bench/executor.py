@@ -74,7 +74,8 @@ def run_all(
     options: dict[str, Any] = {"out": out, "data": data, "weights": weights, "tensorboard": tensorboard}
     if executor is not None or jobs != 1:
         # what is there already need not wait for a machine
-        missing = [experiment for experiment in experiments if not (out / experiment.file).exists()]
+        apart = {experiment.key: experiment for experiment in experiments}.values()  # one may be asked for twice
+        missing = [experiment for experiment in apart if not (out / experiment.file).exists()]
         silent = partial(run, **options, report=_silent)
         for _, result in (
             each(silent, missing, jobs)

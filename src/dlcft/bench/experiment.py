@@ -6,6 +6,7 @@ The file's name is a hash of the configuration. A run that was killed continues 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import math
@@ -31,6 +32,7 @@ from dlcft.bench.events import append_event, need_tensorboard, write_board
 from dlcft.bench.probes import Examiner, old_loss
 from dlcft.bench.streams import Pair, Stream, split_classes, split_data, turned, validation_part
 from dlcft.checkpoint import Store
+from dlcft.files import written_whole
 from dlcft.learner import Learner
 from dlcft.recipes import RECIPES, Scenario, check_name, named_recipe
 
@@ -90,6 +92,11 @@ class Experiment:
             raise ValueError(f"first is {self.first}; it must lie between 1 and the number of tasks, {self.tasks}.")
         if self.knn < 0:
             raise ValueError(f"knn is {self.knn}; it must be 0 or more.")
+        for name in ("classes", "per_class", "size"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1.")
+        if not math.isfinite(self.turn):
+            raise ValueError(f"turn is {self.turn}; it must be a finite number of degrees.")
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON can hold it."""
@@ -127,6 +134,8 @@ class Result:
         seconds_learning: of training and remembering.
         state_bytes: of what is saved.
         environment: versions, commit, hardware, the backbone's hash.
+        recipe: all that the method was told, settings applied; None in older results.
+        data: a hash of the file or folder that the data came from; None where that has a fixed content.
     """
 
     experiment: Experiment
@@ -135,6 +144,8 @@ class Result:
     seconds_learning: float
     state_bytes: int
     environment: dict[str, Any]
+    recipe: dict[str, Any] | None = None
+    data: str | None = None
 
     @property
     def accuracy(self) -> float:
@@ -214,11 +225,11 @@ def run(
         report: called with a line after each task.
 
     Raises:
-        ValueError: when `out` has the result of the same configuration with other weights.
+        ValueError: when `out` has the result of the same configuration with other weights, data or recipe.
     """
     path = out / experiment.file
     if path.exists():
-        return _known(path, experiment, weights)
+        return _known(path, experiment, data, weights)
     if tensorboard is not None:
         need_tensorboard()
     started = time.perf_counter()
@@ -255,20 +266,65 @@ def run(
     tensors, _ = learner._state()
     size = sum(t.numel() * t.element_size() for t in tensors.values())
     seconds = sum(entry.get("seconds_training", 0) + entry.get("seconds_remembering", 0) for entry in learner.history)
-    result = Result(experiment, learner.history, time.perf_counter() - started, seconds, size, environment(backbone))
+    result = Result(
+        experiment,
+        learner.history,
+        time.perf_counter() - started,
+        seconds,
+        size,
+        environment(backbone),
+        asdict(learner.recipe),
+        content_of(experiment.dataset, data),
+    )
     write_atomically(path, json.dumps(result.to_dict(), indent=1))
     shutil.rmtree(out / f".{experiment.key}", ignore_errors=True)
     return result
 
 
-def _known(path: Path, experiment: Experiment, weights: str | None) -> Result:
-    """A result that is there; weights of one's own must be those that it is of."""
+def _known(path: Path, experiment: Experiment, data: Path | None, weights: str | None) -> Result:
+    """A result that is there; it must be of the same recipe, and of the weights and the data that are given."""
     result = Result.read(path)
     if weights is not None:
         backbone = load_backbone(experiment.backbone, weights=weights, width=experiment.width)
-        if fingerprint(backbone.module) != result.environment["backbone"]:
-            raise ValueError(f"{path} is a result with other weights than {weights}; choose another folder.")
+        check_same(path, "weights", result.environment["backbone"], fingerprint(backbone.module))
+    check_same(path, "data", result.data, content_of(experiment.dataset, data))
+    now = asdict(named_recipe(experiment.method, dict(experiment.settings)))
+    for name, value in (result.recipe or {}).items():
+        if name != "augment" and now.get(name) != value:  # augmentation comes from the data set
+            raise ValueError(f"{path} is a result with {name}={value!r}, now {now.get(name)!r}; choose another folder.")
     return result
+
+
+def check_same(path: Path, what: str, then: str | None, now: str | None) -> None:
+    """Refuse a result that is there, but of something else; what was not noted is not known.
+
+    Raises:
+        ValueError: when both are known and differ.
+    """
+    if then is not None and now is not None and then != now:
+        raise ValueError(f"{path} is a result with other {what} than are given; choose another folder.")
+
+
+def content_of(dataset: str, data: Path | None) -> str | None:
+    """A hash of the file that data comes from (of a folder its files' names and sizes); None where none is given."""
+    path = data if data is not None else Path(dataset)
+    named = data is None and not path.suffix and len(path.parts) == 1  # a data set, and no path
+    if named or not path.exists():
+        return None
+    state = path.stat()
+    return _hash(path.resolve(), state.st_mtime_ns, state.st_size)
+
+
+@functools.lru_cache(maxsize=16)
+def _hash(path: Path, time_ns: int, size: int) -> str:
+    if path.is_file():
+        digest = hashlib.sha256()
+        with path.open("rb") as file:
+            while part := file.read(1 << 20):
+                digest.update(part)
+        return digest.hexdigest()
+    files = sorted((str(one.relative_to(path)), one.stat().st_size) for one in path.rglob("*") if one.is_file())
+    return hashlib.sha256(json.dumps(files).encode()).hexdigest()
 
 
 def _predicts(experiment: Experiment) -> bool:
@@ -370,7 +426,5 @@ def _commit() -> str | None:
 
 def write_atomically(path: Path, text: str) -> None:
     """All of a file or nothing of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_text(text, encoding="utf-8")
-    draft.replace(path)
+    with written_whole(path) as file:
+        file.write(text)

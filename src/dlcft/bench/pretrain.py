@@ -364,7 +364,7 @@ def _finished(file: Path, run: dict[str, Any], model: Classifier) -> tuple[list[
         return None
     tensors, metadata = read_weights(file)
     if "losses" not in metadata:
-        raise ValueError(f"{file} exists and was not written by pretrain; choose another save=, or pass resume=False.")
+        raise ValueError(f"{file} exists and was not written by pretrain; choose another file, or remove it.")
     _same(run, json.loads(metadata["recipe"]), file)
     own = {f"heads.{key}" if key.startswith(f"{HEAD}.") else f"backbone.{key}": t for key, t in tensors.items()}
     model.load_state_dict(own)
@@ -377,7 +377,7 @@ def _same(run: dict[str, Any], found: Mapping[str, Any], where: Path) -> None:
         key = differ[0]
         raise CheckpointError(
             f"{where} holds a run with {key} {str(found.get(key))[:60]}, not {str(run[key])[:60]}; choose another "
-            "save=, or pass resume=False to begin anew."
+            "file to save to, or remove this one to begin anew."
         )
 
 

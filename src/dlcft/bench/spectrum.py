@@ -16,10 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dlcft.assembly import fingerprint
 from dlcft.bench.backbones import Backbone, load_backbone
 from dlcft.bench.datasets import load
 from dlcft.bench.events import append_event
-from dlcft.bench.experiment import Experiment, environment, make_stream, write_atomically
+from dlcft.bench.experiment import Experiment, check_same, environment, make_stream, write_atomically
 from dlcft.bench.probes import evenly
 from dlcft.core import HEAD
 from dlcft.data import Batches
@@ -149,7 +150,7 @@ def trace(
     """
     path = out / spectrum.file
     if path.exists():
-        return Trace.read(path)
+        return _known(path, spectrum, weights)
     started = time.perf_counter()
     whole = Experiment(dataset=spectrum.dataset, tasks=1, seed=spectrum.seed, per_class=spectrum.per_class)
     task = make_stream(whole, load(spectrum.dataset, data).decoded()).tasks[0]
@@ -175,6 +176,14 @@ def trace(
     result = Trace(spectrum, probe.records, time.perf_counter() - started, environment(backbone))
     write_atomically(path, json.dumps(result.to_dict(), indent=1))
     return result
+
+
+def _known(path: Path, spectrum: Spectrum, weights: str | None) -> Trace:
+    found = Trace.read(path)
+    if weights is not None:
+        backbone = load_backbone(spectrum.network, weights=weights, width=spectrum.width)
+        check_same(path, "weights", found.environment["backbone"], fingerprint(backbone.module))
+    return found
 
 
 class _Probe:

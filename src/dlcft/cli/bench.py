@@ -275,7 +275,9 @@ def _pretrained(
     if convert is None:
         torch.manual_seed(options["seed"])
         network = ResNet18(width or 64, "small" if small else "imagenet", slope or None)
-        return train(network, images.train(), preprocess=replace(images.preprocess, size=(edge, edge)), **options)
+        return train(
+            network, images.train(), preprocess=replace(images.preprocess, size=(edge, edge), channels=3), **options
+        )
     preprocess = replace(load_backbone(backbone, weights=convert, width=width).preprocess, size=(edge, edge))
     network = load_classifier(backbone, convert, width=width)
     return convert_activations(network, images.train(), preprocess=preprocess, slope=slope, **options)

@@ -9,7 +9,7 @@ from dlcft.cli.arguments import positive
 
 
 def demo(*, epochs: int = 2, seed: int = 0, jobs: int | None = None, out: Path = Path("dlcft-demo")) -> None:
-    """Learn on real images in a few minutes, by a dozen methods, and show what each remembers.
+    """Learn on real images in a few minutes, by ten methods, and show what each remembers.
 
     A ResNet-18 pre-trained on Tiny-ImageNet, shipped with the package, learns handwritten digits: first the same digits
     turned further from task to task, then two new digits in each task.

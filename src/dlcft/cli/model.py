@@ -73,7 +73,8 @@ def update(
     max_flips
         The same if a larger share of the holdout turns from right to wrong.
     keep
-        How many versions stay on disk; one that a gate keeps from becoming current stays beside them.
+        How many versions stay on disk; one that a gate keeps from becoming current stays beside them until the next
+        update.
     restart
         Begin anew where an update was interrupted, instead of continuing it.
     again
@@ -155,6 +156,8 @@ def predict(
     batch_size
         How many inputs to read at once.
     """
+    from dlcft.files import written_whole
+
     positive("--top", top)
     positive("--batch-size", batch_size)
     if out is not None and (out.is_dir() or not out.parent.is_dir()):
@@ -169,13 +172,8 @@ def predict(
     if out is None:
         write_rows(rows, sys.stdout, format_, top)
     else:
-        draft = out.with_name(f".{out.name}.part")
-        try:
-            with draft.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
-                write_rows(rows, file, format_, top)
-            draft.replace(out)
-        finally:
-            draft.unlink(missing_ok=True)
+        with written_whole(out, errors="surrogateescape") as file:
+            write_rows(rows, file, format_, top)
     if learner.notes.get("temperature") is None:
         print("dlcft: no holdout was ever given, so the probabilities are not calibrated.", file=sys.stderr)
     if skipped:

@@ -93,6 +93,7 @@ def open_or_create(model: Path, first: First, *, bound: bool = True) -> Learner:
 
 
 def _new(model: Path, first: First, begun: Version | None, bound: bool) -> Learner:
+    from dlcft.assembly import fingerprint
     from dlcft.bench.backbones import load_backbone
     from dlcft.learner import Learner
     from dlcft.recipes import named_recipe
@@ -100,6 +101,12 @@ def _new(model: Path, first: First, begun: Version | None, bound: bool) -> Learn
     method = first.method or "dlcft-exact"
     recipe = named_recipe(method, first.settings)
     found = load_backbone(first.backbone or "shipped", weights=first.weights)
+    again = load_backbone(**found.rebuild) if ":" in found.rebuild["name"] else found
+    if fingerprint(again.module) != fingerprint(found.module):
+        raise ValueError(
+            f"--backbone is {first.backbone}, which makes a network with other weights each time; let it load them, or "
+            "give --weights."
+        )
     reading: dict[str, Any] = {"preprocess": found.preprocess, "tokenizer": found.tokenizer}
     learner = Learner(found.module, recipe, train=first.train, **reading)
     learner.notes |= {"backbone": found.rebuild, "method": method, "train": first.train}

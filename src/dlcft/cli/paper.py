@@ -137,8 +137,18 @@ def _show(found: list[Any], artefact: str, scale: str, chosen: dict[str, Any]) -
     if scale == "smoke":
         console.print(STAND_IN)
     rows = summarise(result for result in found if not isinstance(result, Trace))
-    for one in reported(rows, [], {scale: chosen}):
+    traces = [result for result in found if isinstance(result, Trace)]
+    for one in reported(rows, traces, {scale: chosen}):
         if artefact not in (one.name, "all"):
+            continue
+        if one.traces:
+            names = "data", "network", "loss", "largest eigenvalue at first", "at its peak", "in the end"
+            table = Table(*names, title=f"{one.name}, scale {scale}")
+            for trace in one.traces:
+                values = [record["eigenvalue"] for record in trace.records]
+                figures = (f"{value:.4g}" for value in (values[0], max(values), values[-1]))
+                table.add_row(trace.spectrum.dataset, trace.spectrum.network, trace.spectrum.loss, *figures)
+            console.print(table)
             continue
         table = Table("row", "column", "ours", "paper", "difference", "recovered", title=f"{one.name}, scale {scale}")
         for entry in one.entries:

@@ -210,7 +210,11 @@ def _total(result: Result, part: str) -> float:
 def _configuration(row: Row) -> str:
     """The experiment and the recipe with its settings applied."""
     experiment = {name: value for name, value in row.experiment.to_dict().items() if name != "seed"}
-    return json.dumps({"experiment": experiment, "recipe": asdict(row.recipe)}, indent=2, ensure_ascii=False)
+    recipe = row.results[0].recipe
+    if recipe is None:  # an older result does not tell what the data set has set: its augmentation
+        own = row.experiment.settings
+        recipe = {name: v for name, v in asdict(row.recipe).items() if name != "augment" or name in own}
+    return json.dumps({"experiment": experiment, "recipe": recipe}, indent=2, ensure_ascii=False)
 
 
 def _runs(row: Row) -> tuple[list[str], list[list[str]]]:

@@ -197,7 +197,7 @@ def summarise(results: Iterable[Result]) -> list[Row]:
     order = list(RECIPES)
     rows = [_row([seeds[seed] for seed in sorted(seeds)]) for seeds in groups.values()]
     rows.sort(key=lambda row: (_place(row), order.index(row.experiment.method), _own(row.experiment)))
-    return [_compared(row, section) for section in sections(rows) for row in section]
+    return [_compared(row, section, rows) for section in sections(rows) for row in section]
 
 
 def sections(rows: Sequence[Row]) -> list[list[Row]]:
@@ -311,9 +311,12 @@ def _own(experiment: Experiment) -> str:
     return json.dumps(own, sort_keys=True)
 
 
+def _stream(experiment: Experiment) -> str:
+    return json.dumps({k: v for k, v in experiment.to_dict().items() if k not in _OWN}, sort_keys=True)
+
+
 def _conditions(result: Result) -> str:
-    shared = {name: value for name, value in result.experiment.to_dict().items() if name not in _OWN}
-    return json.dumps({**shared, "weights": _weights(result)}, sort_keys=True)
+    return f"{_stream(result.experiment)} {_weights(result)}"
 
 
 def _place(row: Row) -> tuple[Any, ...]:
@@ -347,12 +350,18 @@ def _row(results: Sequence[Result]) -> Row:
     )
 
 
-def _compared(row: Row, section: Sequence[Row]) -> Row:
+def _compared(row: Row, section: Sequence[Row], rows: Sequence[Row]) -> Row:
     nonlinear = RECIPES["none"]
     closed = row.recipe.method == "ridge"  # its sequence is its joint, and it has no None: only the mixed figure
     none, joint = (None if closed else _reference(row, section, row.recipe, joint=flag) for flag in (False, True))
-    mixed_none = _reference(row, section, nonlinear, joint=False)
-    mixed_joint = _reference(row, section, nonlinear, joint=True) if closed else joint
+    # the paper pre-trains a network of its own, with another activation, for what is not linearised
+    stream = _stream(row.experiment)
+    others = [other for other in rows if other not in section and _stream(other.experiment) == stream]
+    mixed_none, mixed_joint = (
+        _reference(row, section, nonlinear, joint=flag) or _reference(row, others, nonlinear, joint=flag)
+        for flag in (False, True)
+    )
+    mixed_joint = mixed_joint if closed else joint
     return replace(
         row, recovered=_recovered(row, none, joint), recovered_mixed=_recovered(row, mixed_none, mixed_joint)
     )
