@@ -302,11 +302,10 @@ def test_a_result_of_other_data_or_another_recipe_is_not_taken_for_it(tmp_path, 
             else:
                 with pytest.raises(ValueError, match="is a result with other data"):
                     run(experiment, tmp_path / "out", data=data)
-    experiment = small("ranpac")
-    run(experiment, tmp_path, report=lambda line: None)
-    monkeypatch.setitem(RECIPES, "ranpac", replace(RECIPES["ranpac"], random_features=7))
-    with pytest.raises(ValueError, match=r"is a result with random_features=\d+, now 7"):
-        run(experiment, tmp_path)
+    run(small("ridge"), tmp_path, report=lambda line: None)
+    monkeypatch.setitem(RECIPES, "ridge", replace(RECIPES["ridge"], weigh_by="tasks"))
+    with pytest.raises(ValueError, match="is a result with weigh_by='samples', now 'tasks'"):
+        run(small("ridge"), tmp_path)
 
 
 def test_an_image_folder_of_files_of_many_sizes(tmp_path):
