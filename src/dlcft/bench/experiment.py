@@ -28,6 +28,7 @@ from dlcft import __version__
 from dlcft.assembly import fingerprint
 from dlcft.bench.backbones import Backbone, load_backbone
 from dlcft.bench.datasets import ImageSet, load
+from dlcft.bench.datasets.download import md5_of
 from dlcft.bench.events import append_event, need_tensorboard, write_board
 from dlcft.bench.probes import Examiner, old_loss
 from dlcft.bench.streams import Pair, Stream, split_classes, split_data, turned, validation_part
@@ -318,13 +319,9 @@ def content_of(dataset: str, data: Path | None) -> str | None:
 @functools.lru_cache(maxsize=16)
 def _hash(path: Path, time_ns: int, size: int) -> str:
     if path.is_file():
-        digest = hashlib.sha256()
-        with path.open("rb") as file:
-            while part := file.read(1 << 20):
-                digest.update(part)
-        return digest.hexdigest()
+        return md5_of(path)
     files = sorted((str(one.relative_to(path)), one.stat().st_size) for one in path.rglob("*") if one.is_file())
-    return hashlib.sha256(json.dumps(files).encode()).hexdigest()
+    return hashlib.blake2b(json.dumps(files).encode(), digest_size=16).hexdigest()
 
 
 def _predicts(experiment: Experiment) -> bool:

@@ -124,8 +124,10 @@ def _resolve(estimator: str | type[Statistics]) -> type[Statistics] | None:
 
 def _looked_at(samples: int | None, total: int | None, generator: torch.Generator | None) -> Tensor | None:
     """The places of the samples that are looked at, in order; None for all. Data may be sorted by class."""
-    if samples is None or total is None or samples >= total:
-        return None if samples is None else torch.arange(samples)
+    if samples is None:
+        return None
+    if total is None or samples >= total:
+        return torch.arange(samples)
     return torch.randperm(total, generator=generator)[:samples].sort().values
 
 

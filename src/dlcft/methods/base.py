@@ -99,7 +99,7 @@ class Method(abc.ABC):
         """What to minimise on one batch; it reads as the paper's equation."""
 
     def heads(self, task: Task) -> list[str]:
-        """The heads that are trained: the task's own, and those of others that the objective is about."""
+        """The heads that are trained, some perhaps twice: the task's own, and others that the objective is about."""
         return [task.head]
 
     def adopted(self, model: Classifier) -> None:

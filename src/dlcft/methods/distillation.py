@@ -50,8 +50,7 @@ class LwF(Method):
 
     def heads(self, task: Task) -> list[str]:
         """All that the teacher has: they learn with the rest of the network, as in LwF's own paper."""
-        teachers = () if self.teacher is None else tuple(self.teacher.heads)
-        return [task.head, *(head for head in teachers if head != task.head)]
+        return [task.head, *(() if self.teacher is None else self.teacher.heads)]
 
     def _distance(self, new: Tensor, old: Tensor, loss: Loss) -> Tensor:
         old = old.detach()

@@ -49,7 +49,7 @@ class Replay(Method):
 
     def heads(self, task: Task) -> list[str]:
         """Those of replayed samples too."""
-        return [task.head, *(head for head in self.buffer.heads if head != task.head)]
+        return [task.head, *self.buffer.heads]
 
     def _distance(self, task: Task, generator: torch.Generator) -> Tensor:
         """Mean squared distance to the stored logits; outputs that came later were zero then, as new rows are.

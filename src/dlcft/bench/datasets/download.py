@@ -56,7 +56,7 @@ def fetch(remote: Remote, folder: Path) -> None:
     path = folder / remote.name
     if not path.exists():
         _download(remote, path)
-    elif remote.md5 is not None and (found := _md5(path)) != remote.md5:
+    elif remote.md5 is not None and (found := md5_of(path)) != remote.md5:
         raise ValueError(
             f"{path} has the md5 {found} and the official file has {remote.md5}; delete it to download it again."
         )
@@ -92,7 +92,8 @@ def _download(remote: Remote, path: Path) -> None:
         ) from error
 
 
-def _md5(path: Path) -> str:
+def md5_of(path: Path) -> str:
+    """Of a file's content."""
     digest = hashlib.md5(usedforsecurity=False)
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK):
