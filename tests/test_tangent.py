@@ -96,6 +96,25 @@ def test_attention_is_covered_without_being_named():
     assert float(features(batch)[:, -10:].abs().min()) > 0
 
 
+@pytest.mark.parametrize(
+    ("name", "share", "last"),
+    [
+        ("vgg", 0.5, ["head.0", "head.3"]),
+        ("vgg", 0.51, ["features.4", "head.0", "head.3"]),
+        ("vgg", 0.01, ["head.3"]),
+        ("vit", 0.5, ["mlp.0", "mlp.2", "attention.out_proj.weight"]),
+    ],
+)
+def test_a_share_of_the_layers_is_their_last_ones(name, share, last):
+    network, batch = build(name)
+    directions = directions_of(network, batch, 1)
+    features = TangentFeatures(network, directions, features=100, share=share)
+    assert [*features.layers, *features.others] == last
+    torch.testing.assert_close(features(batch).detach(), brute_force(features, batch), rtol=1e-9, atol=1e-9)
+    named = TangentFeatures(network, directions, features=100, train=features.trainable, share=0.01)
+    assert list(named.layers) == list(features.layers), "what is named counts, not the share"
+
+
 @pytest.mark.parametrize(("memory", "first"), [(1, 1), (1, 2), (1 << 16, 1), (1 << 29, 2)])
 def test_does_not_depend_on_how_many_samples_fit_into_memory(memory, first, monkeypatch):
     network, batch = build("vgg")
@@ -164,6 +183,8 @@ def test_the_budget_is_shared(features):
     ("make", "message"),
     [
         (lambda n, u: TangentFeatures(n, u, features=2), "features is 2; at least one for each of 4"),
+        (lambda n, u: TangentFeatures(n, u, share=0.0), "share is 0.0; it must lie above 0"),
+        (lambda n, u: TangentFeatures(n, u, share=1.5), "share is 1.5"),
         (lambda n, u: TangentFeatures(n, u[0], features=50), r"directions have shape \(5,\)"),
         (lambda n, u: TangentFeatures(n, u, features=50, train="layer9"), "'layer9'"),
         (lambda n, u: TangentFeatures(n, torch.ones(1, 3), features=50)(torch.ones(1, 3, 8, 8).double()), "shape"),

@@ -94,8 +94,15 @@ def assembled(backbone: nn.Module, recipe: Recipe, z: Tensor, train: Selection, 
         return Classifier(backbone, width, strict=recipe.strict)
     features: nn.Module
     if recipe.tangent_features:
-        sizes = {"features": recipe.tangent_features, "random": recipe.random_features}
-        features = TangentFeatures(backbone, _direction(recipe, z, seed), train=train, seed=seed, **sizes)
+        features = TangentFeatures(
+            backbone,
+            _direction(recipe, z, seed),
+            features=recipe.tangent_features,
+            random=recipe.random_features,
+            train=train,
+            share=recipe.tangent_share,
+            seed=seed,
+        )
         width += recipe.random_features + features.length
     else:
         features = FrozenFeatures(backbone, width, random=recipe.random_features, seed=seed)

@@ -61,6 +61,7 @@ class Recipe:
         temperature: of LwF.
         random_features: `relu(P z)` of the frozen features; closed-form methods only.
         tangent_features: of the sketched tangent space, see `TangentFeatures`; closed-form methods only.
+        tangent_share: of the layers, the last so many have tangent features, unless `train` names some.
         direction: the u of the tangent features: "random", which looks at no data, or "principal" of the first batch's
             features, half a point to a point better, and from then on fixed.
         balanced: whether all classes shall weigh the same in closed form.
@@ -101,6 +102,7 @@ class Recipe:
     temperature: float = 2.0
     random_features: int = 0
     tangent_features: int = 0
+    tangent_share: float = 1.0
     direction: str = "random"
     balanced: bool = False
     ridge: float | None = None
@@ -132,6 +134,8 @@ class Recipe:
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 1):
                 raise ValueError(f"{name} is {value}; it must be a whole number from 1 on, or None for all.")
+        if not 0 < self.tangent_share <= 1:
+            raise ValueError(f"tangent_share is {self.tangent_share}; it must lie above 0, and at most at 1.")
         if not 0 <= self.balance <= 1:
             raise ValueError(f"balance is {self.balance}; it must lie between 0 and 1.")
         if self.strict and not self.linear:

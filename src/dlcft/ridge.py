@@ -28,6 +28,7 @@ Part = tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor | None]
 # Half decades around the values that were best for accuracy (0.03 to 0.3) and for squared error (ten times these).
 RIDGES = tuple(10 ** (k / 2) for k in range(-10, 5))
 
+_USUAL = 0.3  # the ridge that was the best most often: where a search begins
 _BLOCK = 1024  # columns of the Gram matrix at a time: only blocks on and above the diagonal are multiplied
 _CONSTANT = 1e-12  # a variance below this share of the mean square is rounding: the feature counts as constant
 _EIGEN_LIMIT = 1500  # features up to which an eigendecomposition is quick
@@ -300,8 +301,13 @@ class RidgeSums:
         """The ridge of the least `gcv`: good for the squared error. Accuracy tends to be best at a smaller one.
 
         With many features the eigendecomposition would take minutes. The score, which has one valley, is then searched
-        with a Cholesky factor for each ridge that is tried, and its trace is estimated from fixed random vectors.
+        from the usual ridge on, with a Cholesky factor for each ridge that is tried; its trace is estimated from fixed
+        random vectors.
+
+        Raises:
+            ValueError: when a ridge is not positive.
         """
+        check_ridges(ridges, positive=True)
         if self.features <= _EIGEN_LIMIT:
             scores = self.gcv(ridges, standardize=standardize, balance=balance, scale=scale, start=start)
             return float(ridges[int(scores.argmin())])
@@ -314,12 +320,13 @@ class RidgeSums:
                 tried[index] = problem.gcv(ridges[index], samples)
             return tried[index]
 
-        low, high = 0, len(ridges) - 1
-        while low < high:
-            middle = (low + high) // 2
-            falls = score(middle) == math.inf or score(middle) > score(middle + 1)  # too small a ridge has no score
-            low, high = (middle + 1, high) if falls else (low, middle)
-        return float(ridges[low])
+        best = min(range(len(ridges)), key=lambda index: abs(math.log(ridges[index] / _USUAL)))
+        # too small a ridge has no score
+        while best + 1 < len(ridges) and (score(best) == math.inf or score(best + 1) < score(best)):
+            best += 1
+        while best > 0 and score(best - 1) <= score(best) < math.inf:
+            best -= 1
+        return float(ridges[best])
 
     @torch.no_grad()
     def loss(self, weight: Tensor, bias: Tensor, scale: float = 15.0) -> float:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -64,7 +64,7 @@ def kronecker_sketch(layer: Layer, xs: Sequence[Tensor], gs: Sequence[Tensor], l
             a, g = layer._conv_forward(x, kernel, shift).movedim(1, -1), g.movedim(1, -1)
         a = a.reshape(len(a), -1, groups, columns)
         b = torch.einsum("nsgi,goi->nsgo", g.reshape(len(g), -1, groups, left.shape[2]), left)
-        sketch = b.flatten(1, 2).mT @ a.flatten(1, 2)
+        sketch = (a.flatten(1, 2).mT @ b.flatten(1, 2)).mT  # as Rᵀ Dᵀ Sᵀ: up to three times faster than S D R
         total = sketch if total is None else total + sketch
     assert total is not None
     return total
@@ -129,10 +129,12 @@ class TangentFeatures(Frozen):
         train: which parameters' tangents are taken, see `Linearized`. By default the weights (and biases) of all
             linear and convolutional layers, attention's projections among them; of norms, embeddings and other bare
             parameters only those that are named.
+        share: of these layers, without `train`, the last so many; the backward pass ends where they begin.
         seed: of P, S and R.
 
     Raises:
-        ValueError: when a direction has another length than z, or the budget is smaller than one feature a layer.
+        ValueError: when a direction has another length than z, the share is none, or the budget is smaller than one
+            feature a layer.
     """
 
     directions: Tensor
@@ -146,6 +148,7 @@ class TangentFeatures(Frozen):
         features: int = 5120,
         random: int = 0,
         train: Selection = None,
+        share: float = 1.0,
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -154,13 +157,14 @@ class TangentFeatures(Frozen):
         if self.channels_last:
             self.base.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         parameters = dict(self.base.named_parameters())
-        self.trainable = select(parameters, train)
         attention = _attention_weights(self.base)
+        matrices = {f"{name}.weight" for name, module in self.base.named_modules() if isinstance(module, Layer)}
+        last = _from_last(parameters, attention | matrices, share) if train is None else train
+        self.trainable = select(parameters, last)
         found = find_layers(self.base, self.trainable, max_factor=1 << 20)
         self.layers = {name: layer for name, layer in found.items() if f"{name}.weight" not in attention}
         self._folded: list[str] | None = None
         covered = {f"{name}.{kind}" for name in self.layers for kind in ("weight", "bias")}
-        matrices = {f"{name}.weight" for name, module in self.base.named_modules() if isinstance(module, Layer)}
         wanted = attention | matrices if train is None else set(parameters)
         self.others = [name for name in self.trainable if name in wanted - covered]
         like = reference(self.base)
@@ -336,6 +340,15 @@ def share_budget(features: int, shapes: Sequence[tuple[int, int]]) -> list[tuple
         rows = min(outputs, max(1, round(math.sqrt(2 * share)), -(-share // columns)))
         sizes[index] = rows, min(columns, max(1, share // rows))
     return [sizes[index] for index in range(len(shapes))]
+
+
+def _from_last(names: Iterable[str], matrices: Collection[str], share: float) -> list[str]:
+    """The names from the first one of the last share of the matrices on."""
+    if not 0 < share <= 1:
+        raise ValueError(f"share is {share}; it must lie above 0, and at most at 1.")
+    names = list(names)
+    places = [place for place, name in enumerate(names) if name in matrices]
+    return names[places[-math.ceil(share * len(places))] :] if places else names
 
 
 def _attention_weights(network: nn.Module) -> set[str]:

@@ -306,6 +306,13 @@ def test_a_result_of_other_data_or_another_recipe_is_not_taken_for_it(tmp_path, 
     monkeypatch.setitem(RECIPES, "ridge", replace(RECIPES["ridge"], weigh_by="tasks"))
     with pytest.raises(ValueError, match="is a result with weigh_by='samples', now 'tasks'"):
         run(small("ridge"), tmp_path)
+    monkeypatch.setitem(RECIPES, "ridge", replace(RECIPES["ridge"], weigh_by="samples", tangent_share=0.5))
+    path = tmp_path / small("ridge").file
+    older = json.loads(path.read_text())
+    del older["recipe"]["tangent_share"]
+    path.write_text(json.dumps(older))
+    with pytest.raises(ValueError, match=r"is a result with tangent_share=1.0, now 0.5"):
+        run(small("ridge"), tmp_path)
 
 
 def test_an_image_folder_of_files_of_many_sizes(tmp_path):

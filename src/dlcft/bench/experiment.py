@@ -35,7 +35,7 @@ from dlcft.bench.streams import Pair, Stream, split_classes, split_data, turned,
 from dlcft.checkpoint import Store
 from dlcft.files import written_whole
 from dlcft.learner import Learner
-from dlcft.recipes import RECIPES, Scenario, check_name, named_recipe
+from dlcft.recipes import RECIPES, Recipe, Scenario, check_name, named_recipe
 
 RESULT_FORMAT = 1
 CONVERGED = 0.01  # training has converged when its last epoch lowered the loss by less than this share
@@ -290,7 +290,8 @@ def _known(path: Path, experiment: Experiment, data: Path | None, weights: str |
         check_same(path, "weights", result.environment["backbone"], fingerprint(backbone.module))
     check_same(path, "data", result.data, content_of(experiment.dataset, data))
     now = asdict(named_recipe(experiment.method, dict(experiment.settings)))
-    for name, value in (result.recipe or {}).items():
+    then = {**asdict(Recipe()), **result.recipe} if result.recipe else {}  # a switch that came later was at its default
+    for name, value in then.items():
         if name != "augment" and now.get(name) != value:  # augmentation comes from the data set
             raise ValueError(f"{path} is a result with {name}={value!r}, now {now.get(name)!r}; choose another folder.")
     return result
