@@ -61,7 +61,8 @@ class Recipe:
         temperature: of LwF.
         random_features: `relu(P z)` of the frozen features; closed-form methods only.
         tangent_features: of the sketched tangent space, see `TangentFeatures`; closed-form methods only.
-        tangent_share: of the layers, the last so many have tangent features, unless `train` names some.
+        tangent_share: of the layers, the last so many have tangent features, unless `train` names some: the first ones
+            cost the most and tell the least.
         direction: the u of the tangent features: "random", which looks at no data, or "principal" of the first batch's
             features, half a point to a point better, and from then on fixed.
         balanced: whether all classes shall weigh the same in closed form.
@@ -292,6 +293,7 @@ RECIPES: dict[str, Recipe] = {
     # frozen features, closed form
     "ridge": _FROZEN,
     "ranpac": replace(_FROZEN, random_features=4000),
-    "tangent": replace(_FROZEN, tangent_features=5120),
-    "dlcft-exact": replace(_FROZEN, tangent_features=4096, random_features=1024),  # 0.2 GB of sums, seconds to solve
+    "tangent": replace(_FROZEN, tangent_features=5120, tangent_share=0.5),
+    # 0.2 GB of sums, seconds to solve
+    "dlcft-exact": replace(_FROZEN, tangent_features=4096, tangent_share=0.5, random_features=1024),
 }

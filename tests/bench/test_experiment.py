@@ -315,6 +315,15 @@ def test_a_result_of_other_data_or_another_recipe_is_not_taken_for_it(tmp_path, 
         run(small("ridge"), tmp_path)
 
 
+def test_closed_form_counts_one_solve(tmp_path):
+    result = run(small("ridge", tasks=2), tmp_path, report=lambda line: None)
+    solving = [entry["seconds_solving"] for entry in result.history]
+    assert len(solving) == 2
+    sums = sum(entry["seconds_training"] + entry["seconds_remembering"] for entry in result.history)
+    assert result.seconds_learning == pytest.approx(sums + solving[-1])
+    assert "seconds_solving" not in run(small("none"), tmp_path, report=lambda line: None).history[-1]
+
+
 def test_an_image_folder_of_files_of_many_sizes(tmp_path):
     for number, part in enumerate(["train"] * 8 + ["test"] * 4):
         label = ("dark", "light")[number % 2]

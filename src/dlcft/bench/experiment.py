@@ -130,9 +130,9 @@ class Result:
         history: the learner's own, one entry a task: loss curve, predicted increase, seconds, and `accuracy`, the
             accuracies on every task seen so far (or on the one test set that they share; None where it was not tested),
             `knn` where the features were probed, and `measured_increase` of the old tasks' loss, where a quadratic
-            memory predicts it and their outputs stay the same.
+            memory predicts it and their outputs stay the same; `seconds_solving` in closed form, where it was tested.
         seconds: in all, evaluation included, since the last start.
-        seconds_learning: of training and remembering.
+        seconds_learning: of training and remembering; in closed form of all sums and the last solve.
         state_bytes: of what is saved.
         environment: versions, commit, hardware, the backbone's hash.
         recipe: all that the method was told, settings applied; None in older results.
@@ -248,9 +248,11 @@ def run(
         old = stream.tasks[:number] if tested and _predicts(experiment) else ()
         before = old_loss(learner, old) if old else 0.0
         _learn(learner, experiment, stream, number)
+        entry = learner.history[-1]
+        if tested and not learner.method.trains:
+            entry["seconds_solving"] = _seconds_solving(learner)
         if tested:
             learner.predicted_increase()
-        entry = learner.history[-1]
         if old:
             entry["measured_increase"] = old_loss(learner, old) - before
         entry["accuracy"] = examiner.accuracies(len(stream) if experiment.joint else number + 1) if tested else None
@@ -267,6 +269,7 @@ def run(
     tensors, _ = learner._state()
     size = sum(t.numel() * t.element_size() for t in tensors.values())
     seconds = sum(entry.get("seconds_training", 0) + entry.get("seconds_remembering", 0) for entry in learner.history)
+    seconds += learner.history[-1].get("seconds_solving", 0)
     result = Result(
         experiment,
         learner.history,
@@ -280,6 +283,13 @@ def run(
     write_atomically(path, json.dumps(result.to_dict(), indent=1))
     shutil.rmtree(out / f".{experiment.key}", ignore_errors=True)
     return result
+
+
+def _seconds_solving(learner: Learner) -> float:
+    """How long closed form takes from its sums to answers."""
+    started = time.perf_counter()
+    _ = learner.model
+    return time.perf_counter() - started
 
 
 def _known(path: Path, experiment: Experiment, data: Path | None, weights: str | None) -> Result:

@@ -148,10 +148,8 @@ def _figures(
 ) -> dict[str, Any]:
     final = "; ".join(f"{label} {100 * row.accuracy.mean:.1f} %" for label, row in zip(names, rows, strict=True))
     matrices = [(label, figures.mean_matrix(row)) for label, row in zip(names, rows, strict=True)]
-    trained, remembered = (
-        [sum(_total(result, part) for result in row.results) / len(row.results) for row in rows]
-        for part in ("seconds_training", "seconds_remembering")
-    )
+    trained = [sum(_seconds_training(result) for result in row.results) / len(row.results) for row in rows]
+    remembered = [row.seconds.mean - seconds for row, seconds in zip(rows, trained, strict=True)]
     sizes = [row.state_bytes.mean for row in rows]
     return {
         "curves": figures.curves(
@@ -203,8 +201,8 @@ def _order(method: str) -> tuple[bool, int]:
     return method.startswith("joint"), list(RECIPES).index(method)
 
 
-def _total(result: Result, part: str) -> float:
-    return float(sum(entry.get(part) or 0 for entry in result.history))
+def _seconds_training(result: Result) -> float:
+    return float(sum(entry.get("seconds_training") or 0 for entry in result.history))
 
 
 def _configuration(row: Row) -> str:

@@ -35,7 +35,7 @@ NOTES = {
     "recovered pair": "Recovered: (method − None)/(Joint − None) in percent, None and Joint of the same model and loss "
     "/ with the nonlinear None, as in the paper; closed form, which has no None, with the nonlinear Joint too. "
     f"Left out where None and Joint are less than {100 * SMALL_DISTANCE:.0f} points apart.",
-    "costs": "Seconds: of training and remembering; closed form solves later, when it is asked. "
+    "costs": "Seconds: of training and remembering; of closed form, all sums and one solve. "
     "MB: what is saved, network and memory.",
     "curve": "Percent after so many tasks, mean over seeds. Joint has learned all at once.",
     "eigenvalue": "Largest eigenvalue of the Fisher matrix of the mean loss, from a part of the training images.",
