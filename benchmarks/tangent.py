@@ -53,6 +53,9 @@ ROWS: dict[str, tuple[str, Settings]] = {
     "tangent 5,120, flip": ("tangent", PRINCIPAL_FLIP),
     "tangent 10,000, flip": ("tangent", {"tangent_features": 10_000, **PRINCIPAL_FLIP}),
     "tangent 4,096 + random 1,024, flip (dlcft-exact)": ("dlcft-exact", {"augment": "flip"}),
+    "the same, tangent of all layers": ("dlcft-exact", {"augment": "flip", "tangent_share": 1.0}),
+    "the same, of the last three quarters": ("dlcft-exact", {"augment": "flip", "tangent_share": 0.75}),
+    "the same, of the last quarter": ("dlcft-exact", {"augment": "flip", "tangent_share": 0.25}),
     "the same, principal direction": ("dlcft-exact", PRINCIPAL_FLIP),
     "tangent 5,120 + random 2,000, flip": (
         "dlcft-exact",

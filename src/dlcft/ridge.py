@@ -29,7 +29,7 @@ Part = tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor | None]
 RIDGES = tuple(10 ** (k / 2) for k in range(-10, 5))
 
 _USUAL = 0.3  # the ridge that was the best most often: where a search begins
-_BLOCK = 1024  # columns of the Gram matrix at a time: only blocks on and above the diagonal are multiplied
+_BLOCK = 512  # columns of the Gram matrix at a time: only blocks on and above the diagonal are multiplied
 _CONSTANT = 1e-12  # a variance below this share of the mean square is rounding: the feature counts as constant
 _EIGEN_LIMIT = 1500  # features up to which an eigendecomposition is quick
 _STRANGER = 1e-4  # how large a negative direction, relative to a sample's ‖φ‖², is no rounding

@@ -35,6 +35,7 @@ log = logging.getLogger("dlcft")
 
 MEMORY = 1 << 29  # bytes that the activations of one forward and backward pass may take
 FIRST_SAMPLES = 8
+MOST_SAMPLES = 64  # at once on a CPU: with more, activations leave its cache
 
 
 def kronecker_sketch(layer: Layer, xs: Sequence[Tensor], gs: Sequence[Tensor], left: Tensor, right: Tensor) -> Tensor:
@@ -252,7 +253,8 @@ class TangentFeatures(Frozen):
             blocks += [self._sketch_of(name, index, each[name][index]) for name in self.others]
         # their activations, and as much again for the gradients
         floats = 2 * sum(a.numel() for _, a, _ in uses) // len(z) + self.length
-        return torch.cat(blocks, 1), max(1, MEMORY // (8 * floats))
+        size = max(1, MEMORY // (8 * floats))
+        return torch.cat(blocks, 1), min(size, MOST_SAMPLES) if z.device.type == "cpu" else size
 
     def _without_rows(self, x: Input, calls: Mapping[str, Sequence[Any]]) -> list[str]:
         """The layers that are given tokens or windows in place of samples; that depends on the network alone."""
