@@ -16,6 +16,7 @@ import torch
 from curvature import BATCH, OUTPUTS, Batches, classifier, epoch, estimation, images, network
 from measure import medians, table
 
+from dlcft.recipes import RECIPES
 from dlcft.ridge import RidgeSums
 from dlcft.tangent import TangentFeatures
 
@@ -38,7 +39,8 @@ def filled(width: int) -> RidgeSums:
 def measure(width: int, budget: int, samples: int, rounds: int) -> list[str]:
     batches = images(samples, 32)
     backbone = network(width, "small")
-    features = TangentFeatures(backbone, torch.ones(1, 8 * width), features=budget)
+    share = RECIPES["dlcft-exact"].tangent_share
+    features = TangentFeatures(backbone, torch.ones(1, 8 * width), features=budget, share=share)
     total = filled(features.length + 8 * width)
     programs: dict[str, Callable[[], object]] = {
         "epoch": epoch(width, "small", batches),

@@ -70,7 +70,7 @@ class Row:
         accuracy: in the end.
         bwt: backward transfer; None without a whole accuracy matrix.
         forgetting: see `metrics`; None without a whole accuracy matrix.
-        seconds: of training and remembering.
+        seconds: see `Result.seconds_learning`.
         state_bytes: of what is saved.
         unconverged: the seeds whose training had not converged.
         recovered: `(method − None)/(Joint − None)`, all three of the same model and loss; None where one is missing.
