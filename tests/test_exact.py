@@ -94,10 +94,14 @@ def test_merging_learners_of_other_features_is_refused():
         first.merge(second)
     with pytest.raises(ValueError, match="with itself"):
         first.merge(first)
-    with pytest.raises(ValueError, match="another recipe"):
+    with pytest.raises(ValueError, match="another tangent_features, 50 in place of"):
         first.merge(make(direction="random", tangent_features=50))
-    with pytest.raises(ValueError, match="another recipe, scenario, backbone or preprocessing"):
+    with pytest.raises(ValueError, match=r"another tangent_share, 1.0 in place of 0.5; settings, scenario, backbone"):
+        first.merge(make(direction="random", tangent_share=1.0))
+    with pytest.raises(ValueError, match=r"another preprocessing, Preprocess\(size=\(4, 4\)"):
         first.merge(make(direction="random", preprocess=Preprocess(size=(4, 4))))
+    with pytest.raises(ValueError, match="another train, "):
+        make(direction="random", train=[next(iter(dict(Net().named_parameters())))]).merge(first)
     trained = Learner(Net().double().eval(), "dlcft", epochs=1)
     with pytest.raises(ValueError, match="closed-form method"):
         trained.merge(first)

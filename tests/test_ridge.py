@@ -357,3 +357,36 @@ def test_a_ridge_for_few_samples_and_many_features(samples):
     few = sums(x, y)
     assert few.features > module._EIGEN_LIMIT
     assert abs(RIDGES.index(few.choose_ridge()) - int(few.gcv(RIDGES).argmin())) <= 1
+
+
+def test_a_quiet_direction_that_tells_more_than_loud_ones_is_found():
+    """The score has two valleys then."""
+    generator = torch.Generator().manual_seed(1)
+
+    def random(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    z, loud = random(3000, 10), random(3000, 400)
+    loud[:, :10] += 0.7 * z
+    x = loud @ random(400, 1600) / 20 + 3e-3 * (z @ random(10, 1600) + 0.1 * random(3000, 1600))
+    two = sums(x, z.argmax(1))
+    scores = two.gcv(RIDGES)
+    hump = int(scores[:11].argmax())
+    assert scores[hump] > 1.02 * scores[hump:].min() > 1.1 * scores.min()
+    assert abs(RIDGES.index(two.choose_ridge()) - int(scores.argmin())) <= 1
+
+
+@pytest.mark.parametrize("features", [1600, 1400])
+def test_rounding_does_not_choose_the_ridge(features):
+    """Few samples: the fit goes through them, and with little ridge the score is rounding divided by rounding."""
+    generator = torch.Generator().manual_seed(0)
+    z = torch.randn(10, 30, generator=generator, dtype=torch.float64)
+    x = torch.relu(z @ torch.randn(30, features, generator=generator, dtype=torch.float64))
+    y = torch.arange(10) % 2
+    x[y == 1, : features // 2] += 2
+    chosen = set()
+    for _ in range(8):
+        rounded = x * (1 + 1e-7 * torch.randn(x.shape, generator=generator, dtype=torch.float64))
+        chosen.add(sums(rounded, y).choose_ridge())
+    assert len(chosen) == 1
+    assert chosen.pop() > 1e-3

@@ -196,6 +196,11 @@ def test_bad_arguments(make, message):
         make(network, directions_of(network, batch, 1))
 
 
+def test_a_network_without_layers():
+    with pytest.raises(ValueError, match="no linear or convolutional layer"):
+        TangentFeatures(nn.LayerNorm(4), torch.ones(1, 4))
+
+
 def test_frozen_and_random_features():
     network, batch = build("mlp")
     assert torch.equal(FrozenFeatures(network, 4)(batch), network(batch))

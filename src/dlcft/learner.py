@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -210,10 +211,13 @@ class Learner(LearnerCore):
         method, theirs = self._closed_form("merge"), other._closed_form("merge")
         if other is self:
             raise ValueError("a learner cannot be merged with itself; that would count everything twice.")
-        if self._kind() != other._kind():
-            raise ValueError(
-                "the other learner has another recipe, scenario, backbone or preprocessing; these must be the same."
-            )
+        ours, others = self._kind(), other._kind()
+        for name, value in ours.items():
+            if others[name] != value:
+                raise ValueError(
+                    f"the other learner has another {name}, {others[name]!s:.50} in place of {value!s:.50}; "
+                    "settings, scenario, backbone, preprocessing and train= must be the same."
+                )
         if not method.adopted_alike(theirs):
             raise ValueError(
                 "one of the two was adopted from a classifier; only learners that were adopted from the same one, "
@@ -224,8 +228,8 @@ class Learner(LearnerCore):
         if self._model is None:
             self._model, self._width = copy.deepcopy(other._model), other._width
             self._model.set_heads({})
-        ours, others = (learned_state(model.backbone) for model in (self._model, other._model))
-        same = ours.keys() == others.keys() and all(torch.equal(ours[name], others[name]) for name in ours)
+        seen, theirs_seen = (learned_state(model.backbone) for model in (self._model, other._model))
+        same = seen.keys() == theirs_seen.keys() and all(torch.equal(seen[name], theirs_seen[name]) for name in seen)
         if not same:
             raise ValueError(
                 "the other learner has another seed or direction; both must look at the same features "
@@ -362,9 +366,10 @@ class Learner(LearnerCore):
         learner._home = home if version is None else None
         return learner
 
-    def _kind(self) -> tuple[Any, ...]:
+    def _kind(self) -> dict[str, Any]:
         """What two learners that are merged must share."""
-        return self.recipe, self.scenario, self._fingerprint, self.preprocess
+        own = {"scenario": self.scenario, "backbone": self._fingerprint, "preprocessing": self.preprocess}
+        return {**asdict(self.recipe), **own, "train": self._train_choice}
 
     def _closed_form(self, what: str) -> Ridge:
         if not isinstance(self.method, Ridge):

@@ -12,8 +12,9 @@ References:
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,10 +29,11 @@ Part = tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor | None]
 # Half decades around the values that were best for accuracy (0.03 to 0.3) and for squared error (ten times these).
 RIDGES = tuple(10 ** (k / 2) for k in range(-10, 5))
 
-_USUAL = 0.3  # the ridge that was the best most often: where a search begins
+_ALIKE = 1e-4  # scores that differ by a smaller share are the same
 _BLOCK = 512  # columns of the Gram matrix at a time: only blocks on and above the diagonal are multiplied
 _CONSTANT = 1e-12  # a variance below this share of the mean square is rounding: the feature counts as constant
 _EIGEN_LIMIT = 1500  # features up to which an eigendecomposition is quick
+_COARSE = 800  # features of those that tell where to begin, if there are more
 _STRANGER = 1e-4  # how large a negative direction, relative to a sample's ‖φ‖², is no rounding
 _ROUNDING = 1e-9  # how far below zero, relative to what was there, a difference of sums may fall
 
@@ -300,32 +302,40 @@ class RidgeSums:
     ) -> float:
         """The ridge of the least `gcv`: good for the squared error. Accuracy tends to be best at a smaller one.
 
-        With many features the eigendecomposition would take minutes. The score, which has one valley, is then searched
-        from the usual ridge on, with a Cholesky factor for each ridge that is tried; its trace is estimated from fixed
-        random vectors.
+        Of ridges that are as good, the largest: which is the least is then a matter of rounding.
+
+        With many features the eigendecomposition would take minutes. Then one of some of the features tells where to
+        begin, and from there it goes down the valley, with a Cholesky factor for each ridge that is tried; its trace is
+        estimated from fixed random vectors.
 
         Raises:
             ValueError: when a ridge is not positive.
         """
         check_ridges(ridges, positive=True)
-        if self.features <= _EIGEN_LIMIT:
-            scores = self.gcv(ridges, standardize=standardize, balance=balance, scale=scale, start=start)
-            return float(ridges[int(scores.argmin())])
-        problem, ridges = self._problem(standardize, balance, scale, start), sorted(ridges)
-        tried: dict[int, float] = {}
-        samples = problem.distinct(self.samples)
-
-        def score(index: int) -> float:
-            if index not in tried:
-                tried[index] = problem.gcv(ridges[index], samples)
-            return tried[index]
-
-        best = min(range(len(ridges)), key=lambda index: abs(math.log(ridges[index] / _USUAL)))
-        # too small a ridge has no score
-        while best + 1 < len(ridges) and (score(best) == math.inf or score(best + 1) < score(best)):
+        ridges = sorted(ridges)
+        step = -(-self.features // _COARSE) if self.features > _EIGEN_LIMIT else 1
+        some = self._every(step)
+        near = some.gcv(
+            ridges,
+            standardize=standardize,
+            balance=balance,
+            scale=scale,
+            start=None if start is None else start[:, ::step],
+        )
+        best = int(near.argmin())
+        score: Callable[[int], float] = near.tolist().__getitem__
+        if step > 1:
+            problem = self._problem(standardize, balance, scale, start)
+            samples = problem.distinct(self.samples)
+            score = functools.cache(lambda index: problem.gcv(ridges[index], samples))
+            # too small a ridge has no score
+            while best + 1 < len(ridges) and (score(best) == math.inf or score(best + 1) < score(best)):
+                best += 1
+            while best > 0 and score(best - 1) < score(best):
+                best -= 1
+        least = score(best)
+        while best + 1 < len(ridges) and score(best + 1) <= (1 + _ALIKE) * least:
             best += 1
-        while best > 0 and score(best - 1) <= score(best) < math.inf:
-            best -= 1
         return float(ridges[best])
 
     @torch.no_grad()
@@ -389,6 +399,10 @@ class RidgeSums:
         a, b = self.grow(classes), other.grow(classes).to(self.gram)
         counts, class_sums = a.counts + sign * b.counts, a.class_sums + sign * b.class_sums
         return RidgeSums(counts, class_sums, torch.add(a.gram, b.gram, alpha=sign), a.samples + sign * b.samples)
+
+    def _every(self, step: int) -> RidgeSums:
+        """Of every so many features."""
+        return replace(self, class_sums=self.class_sums[:, ::step], gram=self.gram[::step, ::step])
 
     def _check_not_empty(self) -> None:
         if not self.weight > 0:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 _PROBES = 32  # random vectors that estimate a trace
 _NEARLY_NONE = 1e-7  # a ridge that leaves the rank of a matrix in float64, and that a Cholesky factor bears
+_LEFT = 1e-3  # the least share of degrees of freedom left over: with less a score is rounding divided by rounding
 _INTERPOLATED = 0.05  # the share of the targets' energy below which a fit without a ridge goes through the samples
 _MOST = 4  # samples for each feature: with more, a rank below the number of features tells of these, not of repetitions
 
@@ -38,7 +39,7 @@ class Problem:
             return math.inf
         residual, freedom = found
         left = 1 - freedom / samples
-        return 0.5 * self.scale**2 * max(residual, 0.0) / left**2 if left > 0 else math.inf
+        return 0.5 * self.scale**2 * max(residual, 0.0) / left**2 if left >= _LEFT else math.inf
 
     def distinct(self, samples: int) -> float:
         """As `RidgePath.distinct`, by the degrees of freedom of a ridge that is nearly none."""
@@ -109,7 +110,7 @@ class RidgePath:
         """Generalised cross-validation, `loss / (1 − df/n)²`: an estimate of the mean loss on unseen data.
 
         The degrees of freedom, intercept included, are `df = 1 + Σ_j λ_j/(λ_j + ridge)`, λ the eigenvalues; n is the
-        number of samples, see `distinct`. With weights or balance the loss is the weighted one.
+        number of samples, see `distinct`. With weights or balance the loss is the weighted one. Infinite where df is n.
 
         Raises:
             ValueError: when a ridge is not positive.
@@ -120,9 +121,9 @@ class RidgePath:
         explained = (energy * (2 - self.values / damped) / damped).sum(1)
         residual = self.problem.energy - explained
         freedom = 1 + (self.values / damped).sum(1)
-        left = (1 - freedom / self.distinct).clamp(min=0)
-        score: Tensor = 0.5 * self.problem.scale**2 * residual.clamp(min=0) / left.square()
-        return score.nan_to_num(nan=math.inf)  # 0/0: as many degrees of freedom as samples
+        left = 1 - freedom / self.distinct
+        score = 0.5 * self.problem.scale**2 * residual.clamp(min=0) / left.square()
+        return score.where(left >= _LEFT, torch.full_like(score, math.inf))
 
 
 def different(samples: int, freedom: float, varying: int, residual: float, energy: float) -> float:

@@ -330,7 +330,9 @@ def share_budget(features: int, shapes: Sequence[tuple[int, int]]) -> list[tuple
     Raises:
         ValueError: when there is less than one feature a matrix.
     """
-    if features < len(shapes) or not shapes:
+    if not shapes:
+        raise ValueError("there is no linear or convolutional layer to take tangent features of; train= names others.")
+    if features < len(shapes):
         raise ValueError(
             f"features is {features}; at least one for each of {len(shapes)} layers and direction is needed."
         )

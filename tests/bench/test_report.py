@@ -239,6 +239,18 @@ def test_unconverged_runs_are_marked(results):
     assert r"ewc$^\dagger$" in to_latex(results)
 
 
+def test_results_of_a_recipe_that_has_changed_are_left_out(tmp_path):
+    now = {**asdict(named_recipe("dlcft-exact", {})), "augment": "flip"}
+    before = {name: value for name, value in now.items() if name != "tangent_share"}
+    for seed, recipe in enumerate([now, before, None]):  # the last is still older, and tells nothing of it
+        result = replace(made(Experiment(method="dlcft-exact", seed=seed), 0.8), recipe=recipe)
+        (tmp_path / result.experiment.file).write_text(json.dumps(result.to_dict()))
+    foreign = []
+    assert [result.experiment.seed for result in read_results(tmp_path, foreign=foreign)] == [0, 2]
+    assert len(foreign) == 1
+    assert "is a result with tangent_share=1.0, now 0.5" in foreign[0]
+
+
 def test_reading_a_folder_names_what_is_foreign(tmp_path, results, caplog):
     for place, result in enumerate(results):
         path = tmp_path / f"part{place % 2}" / result.experiment.file

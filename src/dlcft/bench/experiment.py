@@ -299,12 +299,21 @@ def _known(path: Path, experiment: Experiment, data: Path | None, weights: str |
         backbone = load_backbone(experiment.backbone, weights=weights, width=experiment.width)
         check_same(path, "weights", result.environment["backbone"], fingerprint(backbone.module))
     check_same(path, "data", result.data, content_of(experiment.dataset, data))
-    now = asdict(named_recipe(experiment.method, dict(experiment.settings)))
+    check_recipe(path, result)
+    return result
+
+
+def check_recipe(path: Path, result: Result) -> None:
+    """Refuse a result whose recipe has changed since; what was not noted is not known.
+
+    Raises:
+        ValueError: when a switch is at another value now.
+    """
+    now = asdict(named_recipe(result.experiment.method, dict(result.experiment.settings)))
     then = {**asdict(Recipe()), **result.recipe} if result.recipe else {}  # a switch that came later was at its default
     for name, value in then.items():
         if name != "augment" and now.get(name) != value:  # augmentation comes from the data set
             raise ValueError(f"{path} is a result with {name}={value!r}, now {now.get(name)!r}; choose another folder.")
-    return result
 
 
 def check_same(path: Path, what: str, then: str | None, now: str | None) -> None:

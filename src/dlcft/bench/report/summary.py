@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dlcft import metrics
-from dlcft.bench.experiment import Experiment, Result
+from dlcft.bench.experiment import Experiment, Result, check_recipe
 from dlcft.bench.spectrum import SPECTRUM_PREFIX, Trace
 from dlcft.bench.tuning import FOLDER, PREFIX
 from dlcft.recipes import RECIPES, Recipe, named_recipe
@@ -289,12 +289,13 @@ def _over_seeds(curves: Sequence[Sequence[tuple[int, float]]]) -> list[tuple[int
 
 
 def _checked(result: Result, path: Path) -> Result:
-    """Refuse what is written like a result and has no figures in it."""
+    """Refuse what is written like a result and has no figures in it, or whose recipe is another one now."""
     whole = isinstance(result.history, list) and all(
         isinstance(entry, dict) and {"accuracy", "loss"} <= entry.keys() for entry in result.history
     )
     if not whole or not result.history or not result.history[-1]["accuracy"]:
         raise ValueError(f"{path} is no result file of dlcft: its history is not whole.")
+    check_recipe(path, result)
     return result
 
 
