@@ -50,14 +50,23 @@ def test_every_artefact_is_whole(found):
             assert result.environment["peak_bytes"] > 0
 
 
-def test_all_data_at_once_is_better_than_no_memory(found):
-    def accuracy(artefact, label, column):
-        return found[artefact, f"{label}, linear", column].accuracy
+@pytest.mark.parametrize(
+    ("artefact", "column", "scenario", "margin"),
+    [
+        *(("data-il", column, "data-il", 0.03) for column in SHARED),
+        ("task-class-il", "Class-IL", "class-il", 0.2),
+        ("task-class-il", "Class-IL", "task-il", 0.0),
+    ],
+)
+def test_all_data_at_once_is_better_than_no_memory(artefact, column, scenario, margin, found, tmp_path):
+    def accuracy(label):
+        """With heads from the ridge solution: from zero, an epoch of a few images is nothing."""
+        planned = found[artefact, label, column].experiment
+        settings = {name: value for name, value in planned.settings.items() if name != "head"}
+        one = replace(planned, scenario=scenario, settings=settings, knn=0)
+        return run(one, tmp_path, report=lambda line: None).accuracy
 
-    for column in SHARED:
-        assert accuracy("data-il", "Joint", column) > accuracy("data-il", "None", column) + 0.03
-    for column, margin in (("Task-IL", 0.0), ("Class-IL", 0.2)):
-        assert accuracy("task-class-il", "Joint", column) > accuracy("task-class-il", "None", column) + margin
+    assert accuracy("Joint, linear") > accuracy("None, linear") + margin
 
 
 def test_closed_form_in_sequence_is_closed_form_at_once(found, tmp_path):
