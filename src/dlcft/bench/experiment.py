@@ -313,7 +313,8 @@ def check_recipe(path: Path, result: Result) -> None:
     then = {**asdict(Recipe()), **result.recipe} if result.recipe else {}  # a switch that came later was at its default
     for name, value in then.items():
         if name != "augment" and now.get(name) != value:  # augmentation comes from the data set
-            raise ValueError(f"{path} is a result with {name}={value!r}, now {now.get(name)!r}; choose another folder.")
+            changed = f"{name}={value!r}, now {now.get(name)!r}"
+            raise ValueError(f"{path} is a result with {changed}, and not taken; remove it, or run in another folder.")
 
 
 def check_same(path: Path, what: str, then: str | None, now: str | None) -> None:
