@@ -314,14 +314,8 @@ class RidgeSums:
         check_ridges(ridges, positive=True)
         ridges = sorted(ridges)
         step = -(-self.features // _COARSE) if self.features > _EIGEN_LIMIT else 1
-        some = self._every(step)
-        near = some.gcv(
-            ridges,
-            standardize=standardize,
-            balance=balance,
-            scale=scale,
-            start=None if start is None else start[:, ::step],
-        )
+        part = None if start is None else start[:, ::step]
+        near = self._every(step).gcv(ridges, standardize=standardize, balance=balance, scale=scale, start=part)
         best = int(near.argmin())
         score: Callable[[int], float] = near.tolist().__getitem__
         if step > 1:

@@ -122,7 +122,16 @@ SCALES: dict[str, Scale] = {
         _streams(_MINI, replace(_MINI, tasks=100, evaluate_every=20), **{"data-10": replace(_MINI, evaluate_every=2)}),
         (
             Spectrum(epochs=60),
-            Spectrum("seq-cifar100", network="shipped", per_class=20, epochs=20, lr=1e-4, points=12, samples=256),
+            Spectrum(
+                "seq-cifar100",
+                network="shipped",
+                per_class=20,
+                epochs=20,
+                lr=1e-4,
+                points=6,
+                samples=128,
+                iterations=15,
+            ),
         ),
         knn=2,
         missing={
