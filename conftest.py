@@ -3,7 +3,7 @@
 import torch
 from sybil import Sybil
 from sybil.parsers.markdown import PythonCodeBlockParser
-from tests.documents import SHELL, clear, inline_commands, prepare
+from tests.support.documents import SHELL, clear, inline_commands, prepare
 
 torch.set_num_threads(1)  # small tensors: more threads only wait for each other
 

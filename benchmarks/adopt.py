@@ -17,7 +17,7 @@ from measure import table
 from torch import Tensor, nn
 
 from dlcft import Learner
-from dlcft.bench.backbones import MEAN, STD, shipped_resnet18
+from dlcft.backbones import MEAN, STD, shipped_resnet18
 
 OLD, UPDATES, IMAGES = range(15), (range(15, 20), range(20, 25)), 100
 METHODS = {"ridge": {}, "dlcft-exact": {"tangent_features": 1000, "random_features": 200}}

@@ -17,11 +17,12 @@ import tempfile
 from pathlib import Path
 
 import torch
-from curvature import BATCH, epoch, images
 from measure import medians, table
 from torch import Tensor
 
-from dlcft.checkpoint import Store, state_digest
+from curvature import BATCH, epoch, images
+from dlcft.store.files import state_digest
+from dlcft.store.store import Store
 
 BAR = 2.0
 IMAGES, WIDTH = 5000, 64

@@ -22,12 +22,12 @@ from measure import medians, peak_memory, table
 from torch import Tensor, nn
 
 from dlcft import Classifier, CrossEntropy, Curvature, Linearized, Memory, ScaledMSE, estimate, fold_batchnorm
-from dlcft.bench.backbones import ResNet18, shipped_resnet18
+from dlcft.backbones import ResNet18, shipped_resnet18
 from dlcft.bench.datasets import digits
-from dlcft.blocks import Block, Kronecker
-from dlcft.estimators.grams import Layer
-from dlcft.estimators.statistics import EkfacStatistics, Statistics
-from dlcft.losses import Loss
+from dlcft.curvature.blocks import Block, Kronecker
+from dlcft.curvature.grams import Layer
+from dlcft.curvature.losses import Loss
+from dlcft.curvature.statistics import EkfacStatistics, Statistics
 
 Stem = Literal["imagenet", "small"]
 Batches = list[tuple[Tensor, Tensor]]

@@ -13,12 +13,12 @@ import argparse
 from collections.abc import Callable
 
 import torch
-from curvature import BATCH, OUTPUTS, Batches, classifier, epoch, estimation, images, network
 from measure import medians, table
 
-from dlcft.recipes import RECIPES
-from dlcft.ridge import RidgeSums
-from dlcft.tangent import TangentFeatures
+from curvature import BATCH, OUTPUTS, Batches, classifier, epoch, estimation, images, network
+from dlcft.closed_form.features import TangentFeatures
+from dlcft.closed_form.sums import RidgeSums
+from dlcft.methods.recipes import RECIPES
 
 IMAGES, EPOCHS = 20_000, 5
 

@@ -38,7 +38,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from dlcft import Learner, Linearized, ScaledMSE, fold_batchnorm
-from dlcft.bench.backbones import shipped_resnet18
+from dlcft.backbones import shipped_resnet18
 from dlcft.methods import Quadratic
 
 Data = tuple[Tensor, Tensor]

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, jvp
 
 from dlcft import Linearized, fold_batchnorm
-from dlcft.bench.backbones import ResNet18
+from dlcft.backbones import ResNet18
 
 Step = Callable[[], object]
 

@@ -25,11 +25,11 @@ from measure import table
 from torch import Tensor
 
 from dlcft import Learner, ScaledMSE
-from dlcft.bench.backbones import MEAN, STD, shipped_resnet18
+from dlcft.backbones import MEAN, STD, shipped_resnet18
 from dlcft.bench.datasets import digits
-from dlcft.memory import Memory
+from dlcft.curvature.memory import Memory
 from dlcft.methods import Quadratic
-from dlcft.recipes import Scenario
+from dlcft.methods.recipes import Scenario
 
 Pair = tuple[Tensor, Tensor]
 

@@ -25,15 +25,15 @@ from measure import table
 from torch import Tensor, nn
 
 from dlcft import Learner
-from dlcft.assembly import DIRECTION_SAMPLES, first_features, prepared
-from dlcft.bench.backbones import load_backbone
+from dlcft.backbones import load_backbone
 from dlcft.bench.datasets import load
 from dlcft.bench.streams import Pair, validation_part
-from dlcft.images import Preprocess
-from dlcft.methods.closed_form import accuracy_share
-from dlcft.recipes import RECIPES
-from dlcft.ridge import RidgeSums
-from dlcft.tangent import FlipAveraged, TangentFeatures
+from dlcft.closed_form.features import FlipAveraged, TangentFeatures
+from dlcft.closed_form.sums import RidgeSums
+from dlcft.data.images import Preprocess
+from dlcft.learner.build import DIRECTION_SAMPLES, first_features, prepared
+from dlcft.methods.recipes import RECIPES
+from dlcft.methods.ridge import accuracy_share
 
 Settings = dict[str, object]
 

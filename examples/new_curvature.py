@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from dlcft import Learner
-from dlcft.blocks import Block
-from dlcft.estimators import grams
-from dlcft.estimators.statistics import Statistics, diagonal_blocks
+from dlcft.curvature import grams
+from dlcft.curvature.blocks import Block
+from dlcft.curvature.statistics import Statistics, diagonal_blocks
 
 
 class LayerMean(Statistics):

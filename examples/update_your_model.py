@@ -14,7 +14,7 @@ from PIL import Image
 from torch import nn
 
 from dlcft import Learner
-from dlcft.images import Preprocess
+from dlcft.data.images import Preprocess
 
 COLOURS = {"red": (200, 40, 40), "green": (40, 180, 60), "blue": (40, 60, 200)}
 

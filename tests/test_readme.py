@@ -1,4 +1,4 @@
-"""README's blocks are run by `tests/documents.py`; here, that none escapes and that a wrong one would fail."""
+"""README's blocks are run by `tests/support/documents.py`; here, that none escapes and that a wrong one would fail."""
 
 import re
 import subprocess
@@ -7,7 +7,7 @@ import pytest
 from sybil import Document
 from sybil.parsers.markdown import PythonCodeBlockParser
 
-from tests.documents import ROOT, SHELL, clear, inline_commands, possible, prepare
+from tests.support.documents import ROOT, SHELL, clear, inline_commands, possible, prepare
 
 README = (ROOT / "README.md").read_text()
 

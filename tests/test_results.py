@@ -4,7 +4,7 @@ from pathlib import Path
 
 from dlcft.bench.paper import ARTEFACTS
 from dlcft.bench.report import read_results, read_tuned, to_markdown
-from tests.documents import ROOT
+from tests.support.documents import ROOT
 
 RUNS = ROOT / "results" / "mini"
 

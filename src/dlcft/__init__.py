@@ -8,29 +8,29 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from dlcft.classifier import Classifier as Classifier
-    from dlcft.curvature import Curvature as Curvature
-    from dlcft.estimators import estimate as estimate
-    from dlcft.learner import Learner as Learner
-    from dlcft.linearize import Linearized as Linearized
-    from dlcft.losses import CrossEntropy as CrossEntropy
-    from dlcft.losses import ScaledMSE as ScaledMSE
-    from dlcft.memory import Memory as Memory
-    from dlcft.prepare import fold_batchnorm as fold_batchnorm
-    from dlcft.prepare import relu_to_leaky as relu_to_leaky
+    from dlcft.curvature.estimate import estimate as estimate
+    from dlcft.curvature.form import Curvature as Curvature
+    from dlcft.curvature.losses import CrossEntropy as CrossEntropy
+    from dlcft.curvature.losses import ScaledMSE as ScaledMSE
+    from dlcft.curvature.memory import Memory as Memory
+    from dlcft.learner.learner import Learner as Learner
+    from dlcft.network.classifier import Classifier as Classifier
+    from dlcft.network.linearize import Linearized as Linearized
+    from dlcft.network.prepare import fold_batchnorm as fold_batchnorm
+    from dlcft.network.prepare import relu_to_leaky as relu_to_leaky
 
 # Public names and their homes. They are imported when first used: the command line's --help needs none of them.
 _HOMES = {
-    "Classifier": "classifier",
-    "CrossEntropy": "losses",
-    "Curvature": "curvature",
-    "Learner": "learner",
-    "Linearized": "linearize",
-    "Memory": "memory",
-    "ScaledMSE": "losses",
-    "estimate": "estimators",
-    "fold_batchnorm": "prepare",
-    "relu_to_leaky": "prepare",
+    "Classifier": "network.classifier",
+    "CrossEntropy": "curvature.losses",
+    "Curvature": "curvature.form",
+    "Learner": "learner.learner",
+    "Linearized": "network.linearize",
+    "Memory": "curvature.memory",
+    "ScaledMSE": "curvature.losses",
+    "estimate": "curvature.estimate",
+    "fold_batchnorm": "network.prepare",
+    "relu_to_leaky": "network.prepare",
 }
 __all__ = [  # noqa: RUF022 (the order of a first reading)
     "Learner",

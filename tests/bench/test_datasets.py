@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from dlcft import Learner
-from dlcft.augment import Augmentation
 from dlcft.bench.datasets import NAMES, ImageFiles, digits, load
 from dlcft.bench.datasets.catalogue import CATALOGUE
 from dlcft.bench.datasets.unpickle import read_pickle
-from tests.bench.dataset_files import (
+from dlcft.data.augment import Augmentation
+from tests.support.dataset_files import (
     NUMBERS,
     assert_cifar100,
     one_sentence,

@@ -13,8 +13,8 @@ import torch
 from dlcft.bench.datasets import ImageSet, load
 from dlcft.bench.datasets.catalogue import CATALOGUE
 from dlcft.bench.datasets.unpickle import read_pickle
-from dlcft.images import Preprocess
-from tests.bench.dataset_files import (
+from dlcft.data.images import Preprocess
+from tests.support.dataset_files import (
     one_sentence,
     pack_cifar100,
     pixels,

@@ -11,7 +11,7 @@ import pytest
 from dlcft.bench.datasets import load
 from dlcft.bench.datasets.catalogue import CATALOGUE
 from dlcft.bench.datasets.download import Remote
-from tests.bench.dataset_files import assert_cifar100, one_sentence, pack_cifar100, write_mit67, write_tiny
+from tests.support.dataset_files import assert_cifar100, one_sentence, pack_cifar100, write_mit67, write_tiny
 
 pytestmark = pytest.mark.usefixtures("no_data_outside")
 

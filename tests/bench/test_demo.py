@@ -9,7 +9,7 @@ from dlcft.bench import demo as module
 from dlcft.bench.demo import METHODS, demonstrate, experiments
 from dlcft.bench.experiment import Result
 from dlcft.cli import main
-from dlcft.recipes import RECIPES
+from dlcft.methods.recipes import RECIPES
 
 ASKED = {"none", "ewc", "osla", "lwf", "er", "ranpac", "dlcft", "dlcft-exact", "dlcft-paper", "joint"}
 

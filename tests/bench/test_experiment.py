@@ -11,15 +11,15 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
+from dlcft.backbones import ResNet18
 from dlcft.bench import experiment as module
-from dlcft.bench.backbones import ResNet18
 from dlcft.bench.datasets import load
 from dlcft.bench.events import append_event
 from dlcft.bench.experiment import Experiment, Result, make_stream, run
+from dlcft.bench.metrics import nearest_neighbours
 from dlcft.bench.probes import NEIGHBOURS, Examiner, evenly, old_loss
-from dlcft.learner import Learner
-from dlcft.metrics import nearest_neighbours
-from dlcft.recipes import RECIPES
+from dlcft.learner.learner import Learner
+from dlcft.methods.recipes import RECIPES
 
 SMALL = Experiment(dataset="digits", tasks=2, size=8, classes=4, per_class=6)
 TRAINED = {"epochs": 2, "batch_size": 8}

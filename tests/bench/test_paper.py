@@ -22,7 +22,7 @@ from dlcft.bench.planning import (
 )
 from dlcft.bench.reproduction import Forecast, choose, execute_all, lowered, noted, trials
 from dlcft.bench.spectrum import Spectrum, Trace, trace
-from dlcft.bench.tuning import (
+from dlcft.bench.tune import (
     FOLDER,
     LEARNING_RATES,
     TUNING,
@@ -34,8 +34,9 @@ from dlcft.bench.tuning import (
     tune,
     tunings,
 )
-from dlcft.checkpoint import CheckpointError, Store
-from dlcft.recipes import RECIPES
+from dlcft.methods.recipes import RECIPES
+from dlcft.store.files import CheckpointError
+from dlcft.store.store import Store
 
 RATES = Rates(training=1.0, remembering=0.1, remembering_once=5.0, testing=0.01, settling=2.0, peak=10**9)
 
@@ -171,7 +172,7 @@ def test_the_learning_rate_is_sought_beyond_its_grid(tmp_path, monkeypatch, best
         seen.append(RECIPES["none"].with_settings(dict(one.settings)).lr)
         return SimpleNamespace(accuracy=1 - abs(math.log10(seen[-1] / best)))
 
-    monkeypatch.setattr("dlcft.bench.tuning.run", accuracy)
+    monkeypatch.setattr("dlcft.bench.tune.run", accuracy)
     (planned,) = tunings("data-il", "smoke", ["None"]).values()
     assert tune(planned.experiment, grid_of(planned.experiment), tmp_path, report=print) == {"lr": best}
     assert seen == tried

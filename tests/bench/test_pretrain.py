@@ -12,13 +12,13 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from dlcft.assembly import fingerprint
+from dlcft.backbones import ResNet18, load_backbone, load_classifier
+from dlcft.backbones.files import read_weights
 from dlcft.bench import pretrain as module
-from dlcft.bench.backbones import ResNet18, load_backbone, load_classifier
-from dlcft.bench.backbones.files import read_weights
 from dlcft.bench.pretrain import convert_activations, pretrain
-from dlcft.checkpoint import CheckpointError
-from dlcft.images import Preprocess
+from dlcft.data.images import Preprocess
+from dlcft.learner.build import fingerprint
+from dlcft.store.files import CheckpointError
 
 QUICK = {"epochs": 3, "batch_size": 16, "lr": 0.05, "augment": "crop1", "progress": False, "device": "cpu"}
 

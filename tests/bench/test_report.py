@@ -13,7 +13,7 @@ from dlcft.bench.experiment import Experiment, Result
 from dlcft.bench.report import Spread, read_results, summarise, to_csv, to_html, to_latex, to_markdown
 from dlcft.bench.report.figures import LEVEL, PALETTE, increase
 from dlcft.bench.report.summary import common_settings, curve, labels, own_settings, probe, sections
-from dlcft.recipes import named_recipe
+from dlcft.methods.recipes import named_recipe
 
 ENVIRONMENT = {
     "dlcft": "0.1",

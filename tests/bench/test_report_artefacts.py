@@ -23,7 +23,7 @@ from dlcft.bench.report import (
     to_markdown,
 )
 from dlcft.bench.spectrum import Spectrum, Trace
-from dlcft.bench.tuning import chosen_file, grid_of, tunings
+from dlcft.bench.tune import chosen_file, grid_of, tunings
 from tests.bench.test_report import ENVIRONMENT, made
 
 FINAL = {"none": 0.50, "none-linear": 0.55, "joint": 0.70, "joint-linear": 0.72, "ewc": 0.6, "dlcft-paper": 0.65}

@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dlcft.bench.executor import cores, run_all
 from dlcft.bench.experiment import Experiment, Result
-from dlcft.recipes import RECIPES
+from dlcft.bench.many import cores, run_all
+from dlcft.methods.recipes import RECIPES
 
 METHODS = {
     "none": "fine-tune on, no memory",

@@ -25,17 +25,17 @@ import torch
 from torch import Tensor
 
 from dlcft import __version__
-from dlcft.assembly import fingerprint
-from dlcft.bench.backbones import Backbone, load_backbone
+from dlcft.backbones import Backbone, load_backbone
 from dlcft.bench.datasets import ImageSet, load
 from dlcft.bench.datasets.download import md5_of
 from dlcft.bench.events import append_event, need_tensorboard, write_board
 from dlcft.bench.probes import Examiner, old_loss
 from dlcft.bench.streams import Pair, Stream, split_classes, split_data, turned, validation_part
-from dlcft.checkpoint import Store
-from dlcft.files import written_whole
-from dlcft.learner import Learner
-from dlcft.recipes import RECIPES, Recipe, Scenario, check_name, named_recipe
+from dlcft.data.files import written_whole
+from dlcft.learner.build import fingerprint
+from dlcft.learner.learner import Learner
+from dlcft.methods.recipes import RECIPES, Recipe, Scenario, check_name, named_recipe
+from dlcft.store.store import Store
 
 RESULT_FORMAT = 1
 CONVERGED = 0.01  # training has converged when its last epoch lowered the loss by less than this share

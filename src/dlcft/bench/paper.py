@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from dlcft.bench.choices import OPEN_CHOICES, SCALES, WEIGHTS, Settings, open_settings
 from dlcft.bench.experiment import Experiment, Result, run
-from dlcft.bench.scales import OPEN_CHOICES, SCALES, WEIGHTS, Settings, open_settings
 from dlcft.bench.spectrum import MLP, Spectrum, Trace, trace
-from dlcft.recipes import check_name, named_recipe
+from dlcft.methods.recipes import check_name, named_recipe
 
 __all__ = ["ARTEFACTS", "OPEN_CHOICES", "ROWS", "SCALES", "Artefact", "Cell", "Planned", "cells", "execute"]
 __all__ += ["experiments", "variant"]

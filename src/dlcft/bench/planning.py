@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 import torch
 
-from dlcft.bench.backbones import load_backbone
+from dlcft.backbones import load_backbone
 from dlcft.bench.experiment import VALIDATION_SHARE, Experiment
 from dlcft.bench.paper import Planned
 from dlcft.bench.spectrum import MLP, Spectrum
-from dlcft.learner import Learner
-from dlcft.recipes import named_recipe
-from dlcft.trial import Rates, apart, measure_learning
+from dlcft.learner.learner import Learner
+from dlcft.methods.recipes import named_recipe
+from dlcft.update.trial import Rates, apart, measure_learning
 
 _TRIAL = (8, 8, 32)  # images of three tasks: to warm up, and two sizes that tell a fixed cost from one an image
 _COPIES = 3  # of the images that a run holds: the data set, the part that is used, the tasks

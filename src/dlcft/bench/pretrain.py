@@ -23,21 +23,23 @@ from safetensors.torch import save as safetensors_bytes
 from torch import Tensor, nn
 
 from dlcft import __version__
-from dlcft.assembly import fingerprint, first_features
-from dlcft.augment import Augmentation
-from dlcft.bench.backbones.files import read_weights
-from dlcft.checkpoint import CheckpointError, Store
-from dlcft.checkpoint._files import new_file
-from dlcft.classifier import Classifier, Input
-from dlcft.data import Batches, Label, Labels, Samples
-from dlcft.images import Preprocess
-from dlcft.losses import CrossEntropy
+from dlcft.backbones.files import read_weights
+from dlcft.curvature.losses import CrossEntropy
+from dlcft.data.augment import Augmentation
+from dlcft.data.images import Preprocess
+from dlcft.data.labels import Label, Labels
+from dlcft.data.samples import Batches, Samples
+from dlcft.learner.build import fingerprint, first_features
+from dlcft.learner.progress import Report, reporter
+from dlcft.learner.train import Training
 from dlcft.methods import Batch, Finetune, Task
 from dlcft.methods.base import joined_states, split_states
-from dlcft.prepare import relu_to_leaky
-from dlcft.progress import Report, reporter
-from dlcft.recipes import Recipe
-from dlcft.training import Training
+from dlcft.methods.recipes import Recipe
+from dlcft.network.classifier import Classifier
+from dlcft.network.inputs import Input
+from dlcft.network.prepare import relu_to_leaky
+from dlcft.store.files import CheckpointError, new_file
+from dlcft.store.store import Store
 
 PROGRESS_SECONDS = 60.0  # how often progress is noted
 HEAD = "fc"

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from dlcft.bench.metrics import nearest_neighbours
 from dlcft.bench.streams import Pair, Stream, Task
-from dlcft.data import Inputs
-from dlcft.learner import Learner
-from dlcft.metrics import nearest_neighbours
+from dlcft.data.samples import Inputs
+from dlcft.learner.learner import Learner
 
 NEIGHBOURS = 20  # that vote in the probe of features
 OLD_IMAGES = 500  # that the rise of the old tasks' loss is measured on

@@ -9,14 +9,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dlcft.bench.executor import each
 from dlcft.bench.experiment import Experiment, Result
+from dlcft.bench.many import each
 from dlcft.bench.paper import Planned, execute, of_length, variant
 from dlcft.bench.planning import usual_seconds
 from dlcft.bench.spectrum import Trace
-from dlcft.bench.tuning import FOLDER, Grid, choose_less, grid_of, read_chosen, trial, tune
-from dlcft.checkpoint import CheckpointError
+from dlcft.bench.tune import FOLDER, Grid, choose_less, grid_of, read_chosen, trial, tune
 from dlcft.pages import in_seconds
+from dlcft.store.files import CheckpointError
 
 Report = Callable[[str], None]
 Failure = FloatingPointError | CheckpointError

@@ -16,20 +16,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dlcft.assembly import fingerprint
-from dlcft.bench.backbones import Backbone, load_backbone
+from dlcft.backbones import Backbone, load_backbone
 from dlcft.bench.datasets import load
 from dlcft.bench.events import append_event
 from dlcft.bench.experiment import Experiment, check_same, environment, make_stream, write_atomically
+from dlcft.bench.metrics import largest_eigenvalue
 from dlcft.bench.probes import evenly
-from dlcft.core import HEAD
-from dlcft.data import Batches
-from dlcft.images import Preprocess
-from dlcft.learner import Learner
-from dlcft.losses import LOSSES
-from dlcft.metrics import largest_eigenvalue
-from dlcft.progress import Progress
-from dlcft.recipes import check_name
+from dlcft.curvature.losses import LOSSES
+from dlcft.data.images import Preprocess
+from dlcft.data.samples import Batches
+from dlcft.learner.build import fingerprint
+from dlcft.learner.core import HEAD
+from dlcft.learner.learner import Learner
+from dlcft.learner.progress import Progress
+from dlcft.methods.recipes import check_name
 
 SPECTRUM_FORMAT = 1
 SPECTRUM_PREFIX = "spectrum-"

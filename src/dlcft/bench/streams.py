@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dlcft.bench.datasets.embedded import rotated
-from dlcft.recipes import Scenario
+from dlcft.methods.recipes import Scenario
 
 Pair = tuple[Tensor, Tensor]
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from dlcft.data import Inputs
-    from dlcft.learner import Learner
+    from dlcft.data.samples import Inputs
+    from dlcft.learner.learner import Learner
 
 
 def predictions(
@@ -21,7 +21,7 @@ def predictions(
     """The name of each input that can be read, with labels and probabilities; sentences on others go to `skipped`."""
     import torch
 
-    from dlcft.calibration import probabilities
+    from dlcft.update.calibration import probabilities
 
     names = learner.labels()
     temperature = learner.notes.get("temperature") or learner.recipe.scale / 10

@@ -46,7 +46,7 @@ def apart(option: str, path: Path, model: Path, *inputs: Path | None) -> None:
     Raises:
         ValueError: when the path is one of the inputs, has an image's name, or lies in the model's directory.
     """
-    from dlcft.images import EXTENSIONS
+    from dlcft.data.images import EXTENSIONS
 
     if path.suffix.lower() in EXTENSIONS:
         raise ValueError(f"{option} is {path}, the name of an image; choose another one.")

@@ -98,8 +98,8 @@ def run(
         Print the whole results, one a line.
     """
     from dlcft.bench.datasets import load
-    from dlcft.bench.executor import run_all
     from dlcft.bench.experiment import Experiment
+    from dlcft.bench.many import run_all
 
     positive("--seeds", seeds)
     base = Experiment(
@@ -265,7 +265,7 @@ def _pretrained(
 ) -> Any:
     import torch
 
-    from dlcft.bench.backbones import ResNet18, load_backbone, load_classifier
+    from dlcft.backbones import ResNet18, load_backbone, load_classifier
     from dlcft.bench.pretrain import convert_activations
     from dlcft.bench.pretrain import pretrain as train
 
@@ -305,11 +305,11 @@ def list_(
 
 def _names(what: str) -> list[str]:
     if what == "methods":
-        from dlcft.recipes import RECIPES
+        from dlcft.methods.recipes import RECIPES
 
         return list(RECIPES)
     if what == "curvatures":
-        from dlcft.estimators import ESTIMATORS
+        from dlcft.curvature.estimate import ESTIMATORS
 
         return list(ESTIMATORS)
     if what == "datasets":
@@ -321,9 +321,9 @@ def _names(what: str) -> list[str]:
 
         return list(ARTEFACTS)
     if what == "choices":
-        from dlcft.bench.scales import OPEN_CHOICES
+        from dlcft.bench.choices import OPEN_CHOICES
 
         return [f"{name}: {choice.value}. {choice.reason}" for name, choice in OPEN_CHOICES.items()]
-    from dlcft.bench.backbones import BACKBONES
+    from dlcft.backbones import BACKBONES
 
     return list(BACKBONES)

@@ -15,9 +15,9 @@ from dlcft.cli.arguments import apart, in_number, positive, setting
 from dlcft.cli.opening import First, nothing_left_behind, open_learner, open_or_create, open_store, unbound
 
 if TYPE_CHECKING:
-    from dlcft.data import Samples
-    from dlcft.learner import Learner
-    from dlcft.updates import Update
+    from dlcft.data.samples import Samples
+    from dlcft.learner.learner import Learner
+    from dlcft.update.update import Update
 
 Json = Annotated[bool, Parameter(name="--json")]
 _GATE = 3  # exit code when a gate has kept the new version from becoming current
@@ -92,8 +92,8 @@ def update(
         if page.is_dir() or any(part.is_file() for part in page.parents):
             raise ValueError(f"--page is {page}; it must be a file, in a folder that can be made if it is not there.")
         apart("--page", page, model, data, holdout)
-    from dlcft.updates import check_gates
-    from dlcft.updates import update as learn_update
+    from dlcft.update.update import check_gates
+    from dlcft.update.update import update as learn_update
 
     check_gates(holdout, max_drop, max_flips)
     first = First(backbone, weights, method, train, dict(setting(text) for text in set_ or []))
@@ -156,7 +156,7 @@ def predict(
     batch_size
         How many inputs to read at once.
     """
-    from dlcft.files import written_whole
+    from dlcft.data.files import written_whole
 
     positive("--top", top)
     positive("--batch-size", batch_size)
@@ -195,7 +195,7 @@ def evaluate(*, model: Path, data: Path, as_json: Json = False) -> None:
     as_json
         Print JSON.
     """
-    from dlcft.trial import TEST_BATCH
+    from dlcft.update.trial import TEST_BATCH
 
     result = open_learner(model).evaluate(data, batch_size=TEST_BATCH)
     if as_json:
@@ -311,7 +311,7 @@ def _refuse_learned(learner: Learner, samples: Samples, data: Path, model: Path)
 
 
 def _check_holdout(learner: Learner, samples: Samples, held_out: Samples, holdout: Path | None, *, gated: bool) -> None:
-    from dlcft.updates import check_labels
+    from dlcft.update.update import check_labels
 
     check_labels(learner, samples, held_out, gated=gated)
     if held_out.fingerprint() == samples.fingerprint():
@@ -334,8 +334,8 @@ def _new_model(learner: Learner, model: Path) -> str:
 def _describe(
     learner: Learner, samples: Samples, model: Path, first: First, data: Path, held_out: Samples | None, as_json: bool
 ) -> None:
-    from dlcft.forecasts import forecast
     from dlcft.pages import in_bytes, in_seconds
+    from dlcft.update.forecast import forecast
 
     known = set(learner.labels()) if learner.tasks else set()
     new = sorted({str(label) for label in samples.labels if label not in known})
@@ -359,7 +359,7 @@ def _write_page(done: Update, learner: Learner, model: Path, page: Path | None) 
     """The page's path; None, with a warning, where it cannot be written: the version itself is safe by then."""
     from dlcft import __version__
     from dlcft.bench.experiment import write_atomically
-    from dlcft.pages.update import to_html
+    from dlcft.update.page import to_html
 
     backbone, method = learner.notes["backbone"]["name"], learner.notes.get("method")
     origin = [("backbone", backbone), ("method", method), ("updates", str(learner.tasks)), ("dlcft", __version__)]

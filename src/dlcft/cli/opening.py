@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from dlcft.cli.arguments import FAILURES, in_number
 
 if TYPE_CHECKING:
-    from dlcft.checkpoint import Version
-    from dlcft.data import Samples
-    from dlcft.learner import Learner
+    from dlcft.data.samples import Samples
+    from dlcft.learner.learner import Learner
+    from dlcft.store.store import Version
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ def open_store(model: Path) -> Any:
     Raises:
         ValueError: when there is none.
     """
-    from dlcft.checkpoint import Store
+    from dlcft.store.store import Store
 
     store = Store(model)
     if store.current is None:
@@ -71,7 +71,7 @@ def open_or_create(model: Path, first: First, *, bound: bool = True) -> Learner:
     Raises:
         ValueError: when what is for the first update is given again.
     """
-    from dlcft.checkpoint import Store
+    from dlcft.store.store import Store
 
     if model.exists() and not model.is_dir():
         raise ValueError(f"--model is {model}, which is a file; a directory is needed, or a path where none is yet.")
@@ -93,10 +93,10 @@ def open_or_create(model: Path, first: First, *, bound: bool = True) -> Learner:
 
 
 def _new(model: Path, first: First, begun: Version | None, bound: bool) -> Learner:
-    from dlcft.assembly import fingerprint
-    from dlcft.bench.backbones import load_backbone
-    from dlcft.learner import Learner
-    from dlcft.recipes import named_recipe
+    from dlcft.backbones import load_backbone
+    from dlcft.learner.build import fingerprint
+    from dlcft.learner.learner import Learner
+    from dlcft.methods.recipes import named_recipe
 
     method = first.method or "dlcft-exact"
     recipe = named_recipe(method, first.settings)
@@ -122,8 +122,8 @@ def _new(model: Path, first: First, begun: Version | None, bound: bool) -> Learn
 
 
 def _loaded(model: Path, rebuild: dict[str, Any], version: int | None) -> Learner:
-    from dlcft.bench.backbones import load_backbone
-    from dlcft.learner import Learner
+    from dlcft.backbones import load_backbone
+    from dlcft.learner.learner import Learner
 
     found = load_backbone(**rebuild)
     return Learner.load(model, found.module, version=version, tokenizer=found.tokenizer)
@@ -132,7 +132,7 @@ def _loaded(model: Path, rebuild: dict[str, Any], version: int | None) -> Learne
 @contextmanager
 def nothing_left_behind(model: Path, learner: Learner) -> Iterator[None]:
     """A first update that fails leaves nothing that it has made; one that is interrupted may be continued."""
-    from dlcft.checkpoint import Store
+    from dlcft.store.store import Store
 
     there, begun = model.exists(), learner.directory is not None
     try:

@@ -79,7 +79,7 @@ def reproduce(
     from dlcft.bench.events import need_tensorboard
     from dlcft.bench.paper import experiments
     from dlcft.bench.reproduction import choose, execute_all, lowered, noted, trials
-    from dlcft.bench.tuning import tunings
+    from dlcft.bench.tune import tunings
 
     if tensorboard is not None:
         need_tensorboard()

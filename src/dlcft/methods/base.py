@@ -11,8 +11,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from dlcft.classifier import Classifier, Input
-from dlcft.losses import Loss
+from dlcft.curvature.losses import Loss
+from dlcft.network.classifier import Classifier
+from dlcft.network.inputs import Input
 
 Batches = Iterable[tuple[Input, Tensor]]
 Augment = Callable[[Input, torch.Generator], Input]
@@ -142,14 +143,6 @@ class Method(abc.ABC):
 
     def load_unfinished(self, tensors: Tensors, header: Header) -> None:
         """The inverse of `unfinished_state`."""
-
-
-class Finetune(Method):
-    """No memory: train on. With all data in one task it is joint training."""
-
-    def objective(self, task: Task, batch: Batch) -> Tensor:
-        """`L_data`."""
-        return task.loss.value(task.model(batch.x, task.head), batch.y)
 
 
 class HasState(Protocol):

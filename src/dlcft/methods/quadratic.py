@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dlcft.blocks import InputGram
-from dlcft.buffer import Buffer
-from dlcft.classifier import Classifier
-from dlcft.estimators import estimate
-from dlcft.memory import Memory
+from dlcft.curvature.blocks import InputGram
+from dlcft.curvature.estimate import estimate
+from dlcft.curvature.memory import Memory
 from dlcft.methods.base import Batch, Header, Method, PastOfHead, State, Task, Tensors, joined_states, split_states
+from dlcft.methods.buffer import Buffer
 from dlcft.methods.replay import replayed_loss
+from dlcft.network.classifier import Classifier
 
 
 @dataclass(eq=False)

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dlcft.buffer import Buffer
-from dlcft.classifier import Classifier
 from dlcft.methods.base import Batch, Header, Method, State, Task, Tensors, joined_states, split_states
+from dlcft.methods.buffer import Buffer
+from dlcft.network.classifier import Classifier
 
 
 @dataclass(eq=False)

@@ -10,14 +10,14 @@ from pathlib import Path
 
 from torch import Tensor
 
-from dlcft.bench.backbones import MEAN, STD
+from dlcft.backbones import MEAN, STD
 from dlcft.bench.datasets.arrays import Idx, moments, npz
 from dlcft.bench.datasets.download import Absent, Remote, fetch
 from dlcft.bench.datasets.embedded import digits_parts
 from dlcft.bench.datasets.image_set import ImageSet, Parts
 from dlcft.bench.datasets.pickled import Cifar, imagenet32
 from dlcft.bench.datasets.trees import image_folder, mit67, tiny_imagenet
-from dlcft.images import Preprocess
+from dlcft.data.images import Preprocess
 
 _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 _TINY = tuple(tuple(round(value, 4) for value in moment.tolist()) for moment in (MEAN, STD))

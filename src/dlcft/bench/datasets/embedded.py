@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dlcft.bench.backbones import MEAN, STD
+from dlcft.backbones import MEAN, STD
 from dlcft.bench.datasets.image_set import Parts
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from dlcft.images import Preprocess, read_image
+from dlcft.data.images import Preprocess, read_image
 
 
 class ImageFiles(Dataset[Tensor]):

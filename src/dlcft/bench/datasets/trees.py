@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dlcft.bench.datasets.download import Absent
 from dlcft.bench.datasets.image_set import ImageFiles, Parts
-from dlcft.files import read_folder
+from dlcft.data.files import read_folder
 
 _TESTS = ("test", "val", "valid", "validation")
 

@@ -11,7 +11,7 @@ from dlcft.bench.paper import ARTEFACTS, SCALES, Metric, Tuned, cells, variant
 from dlcft.bench.report.summary import Row, Spread, curve, probe
 from dlcft.bench.reproduction import noted
 from dlcft.bench.spectrum import Trace
-from dlcft.bench.tuning import FOLDER, tunings
+from dlcft.bench.tune import FOLDER, tunings
 
 Points = list[tuple[int, Spread]]
 CURVES: dict[str, Callable[[Row], Points]] = {"curve": curve, "knn": probe}

@@ -15,9 +15,9 @@ from dlcft.bench.report.figures import LOSS_COLOURS, REMEMBERING, TRAINING, Styl
 from dlcft.bench.report.summary import Row, conditions, curve, heading, labels, own_settings, probe
 from dlcft.bench.report.tables import artefact_table, best, columns, found_sections, network_name, number, shared
 from dlcft.bench.spectrum import Trace
+from dlcft.methods.recipes import RECIPES
 from dlcft.pages import in_bytes, in_seconds, render
 from dlcft.pages.drawing import PALETTE, bars
-from dlcft.recipes import RECIPES
 
 
 def to_html(

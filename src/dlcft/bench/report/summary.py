@@ -12,11 +12,11 @@ from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dlcft import metrics
+from dlcft.bench import metrics
 from dlcft.bench.experiment import Experiment, Result, check_recipe
 from dlcft.bench.spectrum import SPECTRUM_PREFIX, Trace
-from dlcft.bench.tuning import FOLDER, PREFIX
-from dlcft.recipes import RECIPES, Recipe, named_recipe
+from dlcft.bench.tune import FOLDER, PREFIX
+from dlcft.methods.recipes import RECIPES, Recipe, named_recipe
 
 _log = logging.getLogger(__name__)
 Made = TypeVar("Made")

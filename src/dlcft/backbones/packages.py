@@ -1,0 +1,264 @@
+"""Networks of other packages, and one's own, by name. A package is imported when a name asks for it, not before."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from dlcft.backbones.files import CLASSIFIERS, fill, first_line, read_weights, some
+from dlcft.data.images import Preprocess
+from dlcft.data.sources import Tokenizer
+
+BACKBONES = {
+    "shipped": "ResNet-18 of quarter width for 32 pixels, pre-trained on Tiny-ImageNet; in the package",
+    "resnet18": "torchvision's ResNet-18 for 224 pixels; from its file",
+    "resnet18-32": "ResNet-18 for 32 pixels with LeakyReLU, of any width; from a file that pre-training wrote",
+    "timm:NAME": "a model of the package timm",
+    "torchvision:NAME": "a model of the package torchvision",
+    "hf:NAME": "a model of the package transformers, from the hub or a folder",
+    "MODULE:FACTORY": "one's own: a function in a module, which returns an nn.Module",
+}
+_LONGEST = 512  # tokens of a text, where neither model nor tokenizer tells
+Source = str | Path | None  # of weights: 'random', a file, or None for the published ones
+
+
+class Found(NamedTuple):
+    """A network, what its images go through, and what makes texts into its inputs, if it reads texts."""
+
+    module: nn.Module
+    preprocess: Preprocess
+    tokenizer: Tokenizer | None = None
+
+
+def _timm(name: str, source: Source) -> Found:
+    timm, data = _package("timm"), _package("timm.data")
+    try:
+        with seeded():
+            module: nn.Module = timm.create_model(name, pretrained=source is None, num_classes=0)
+    except OSError as error:
+        where = "download its model.safetensors from https://huggingface.co/timm and pass weights=FILE"
+        raise FileNotFoundError(_offline(f"timm:{name}", error, where)) from error
+    except RuntimeError as error:
+        near = nearest(name, timm.list_models())
+        raise ValueError(f"timm has no {name!r} as asked for ({first_line(error)}).{near}") from error
+    if isinstance(source, Path):
+        fill(module, read_weights(source)[0], str(source))
+    config = data.resolve_model_data_config(module)
+    channels, height, width = config["input_size"]
+    used = _preprocess((height, width), config["mean"], config["std"], config["interpolation"], channels)
+    return Found(module, used)
+
+
+def _torchvision(name: str, source: Source) -> Found:
+    models = _package("torchvision.models")
+    if name not in models.list_models():
+        raise ValueError(f"torchvision has no model {name!r}.{nearest(name, models.list_models())}")
+    published = models.get_model_weights(name).DEFAULT
+    try:
+        with seeded():
+            module: nn.Module = models.get_model(name, weights="DEFAULT" if source is None else None)
+    except OSError as error:
+        where = f"put {published.url} into {Path(torch.hub.get_dir()) / 'checkpoints'}, or pass weights=FILE"
+        raise FileNotFoundError(_offline(f"torchvision:{name}", error, where)) from error
+    _remove_classifier(module, name)
+    if isinstance(source, Path):
+        fill(module, read_weights(source)[0], str(source))
+    used = published.transforms()
+    size = used.crop_size[0]
+    return Found(module, _preprocess((size, size), used.mean, used.std, used.interpolation.value, 3))
+
+
+def _remove_classifier(module: nn.Module, name: str) -> None:
+    """Replace the last layer with weights; what stands before it (flattening, norms, hidden layers) is kept."""
+    children = dict(module.named_children())
+    for part in (part for part in CLASSIFIERS if part in children):
+        layers = [key for key, m in children[part].named_modules(prefix=part) if isinstance(m, nn.Linear | nn.Conv2d)]
+        if layers:
+            module.set_submodule(layers[-1], nn.Identity())
+            return
+    raise ValueError(f"torchvision's {name!r} has no classifier called {', '.join(CLASSIFIERS)} to remove.")
+
+
+class Pooled(nn.Module):
+    """A model of the package transformers as feature vectors: its pooled output, or the first token.
+
+    With `mean`, the mean of the last layer's tokens that are no padding: what sentence encoders are trained for.
+    """
+
+    def __init__(self, model: nn.Module, *, mean: bool = False) -> None:
+        super().__init__()
+        self.model, self.mean = model, mean
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Map a batch, as the model takes it, to N feature vectors."""
+        output = self.model(*args, **kwargs, return_dict=True)
+        if self.mean:
+            tokens: Tensor = output["last_hidden_state"]
+            mask = kwargs.get("attention_mask")
+            if mask is None:
+                return tokens.mean(1)
+            real: Tensor = mask[:, :, None].to(tokens.dtype)
+            return (tokens * real).sum(1) / real.sum(1).clamp(min=1)
+        z: Tensor | None = output.get("pooler_output")
+        if z is None:
+            hidden = output["last_hidden_state"]
+            z = hidden.mean((2, 3)) if hidden.dim() == 4 else hidden[:, 0]
+        assert z is not None
+        return z.flatten(1)
+
+
+def _hf(name: str, source: Source) -> Found:
+    transformers, preprocess, tokenizer, mean = _package("transformers"), Preprocess(), None, False
+    if source == "random":
+        raise ValueError("weights is 'random'; 'hf:' accepts a folder that save_pretrained wrote.")
+    place = name if source is None else str(source)
+    try:
+        model, info = transformers.AutoModel.from_pretrained(place, output_loading_info=True)
+        if model.main_input_name == "pixel_values":
+            preprocess = _hf_preprocess(transformers.AutoImageProcessor.from_pretrained(place).to_dict())
+        if model.main_input_name == "input_ids":
+            tokenizer, mean = _hf_tokenizer(transformers, place, model.config), _is_sentence_encoder(place)
+    except OSError as error:
+        where = f"download https://huggingface.co/{name} and pass weights=FOLDER"
+        raise FileNotFoundError(_offline(f"hf:{name}", error, where)) from error
+    missing = [key for key in info["missing_keys"] if not key.startswith("pooler.")]
+    if missing:
+        raise ValueError(f"{place!r} lacks weights of the model ({some(missing)}), which would be random.")
+    if info["missing_keys"] or mean:
+        # the checkpoint of a classifier has none, and a random one would spoil the features; a mean needs none
+        model.pooler = None
+    return Found(Pooled(model, mean=mean), preprocess, tokenizer)
+
+
+def _hf_tokenizer(transformers: Any, place: str, config: Any) -> Tokenizer | None:
+    """The model's own tokenizer; None where there is none. Texts longer than the model can take are cut."""
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(place)
+    except (OSError, ValueError):
+        return None
+    limit = min(tokenizer.model_max_length, getattr(config, "max_position_embeddings", None) or _LONGEST)
+    return lambda texts: tokenizer(texts, padding=True, truncation=True, max_length=limit, return_tensors="pt")
+
+
+def _is_sentence_encoder(place: str) -> bool:
+    """Whether the folder says, as sentence-transformers writes it, that features are the mean of the tokens."""
+    file = Path(place) / "1_Pooling" / "config.json"
+    return file.is_file() and bool(json.loads(file.read_text()).get("pooling_mode_mean_tokens"))
+
+
+def _hf_preprocess(config: Mapping[str, Any]) -> Preprocess:
+    size: Any = config.get("crop_size") if config.get("do_center_crop") else config.get("size")
+    if isinstance(size, int):
+        size = {"height": size}
+    edges: dict[str, Any] = dict(size if isinstance(size, Mapping) else vars(size))  # transformers 5 has an object
+    side = edges.get("shortest_edge") or edges.get("longest_edge") or 0
+    height = int(edges.get("height") or side)
+    width = int(edges.get("width") or height)
+    interpolation = {0: "nearest", 2: "bilinear"}.get(config.get("resample", 2), "bicubic")  # Pillow's numbers
+    normalise = config.get("do_normalize", True)
+    mean, std = (config["image_mean"], config["image_std"]) if normalise else (None, None)
+    return _preprocess((height, width), mean, std, interpolation, 3)
+
+
+def own_network(name: str, source: Source) -> Found:
+    """The network that a function `module:function` returns, if need be with its preprocessing or its tokenizer.
+
+    Raises:
+        ValueError: when there is none, or it returns something else.
+    """
+    path, _, factory = name.partition(":")
+    accepted = f"accepted: {', '.join(BACKBONES)}"
+    if not all(part.isidentifier() for part in (*path.split("."), factory)):
+        raise ValueError(f"unknown backbone {name!r}; {accepted}.{nearest(path, PACKAGES)}")
+    if source == "random":
+        raise ValueError(f"weights is 'random'; {name!r} accepts a file, or none for what its factory returns.")
+    with _current_directory():
+        try:
+            module = importlib.import_module(path)
+        except ModuleNotFoundError as error:
+            if not f"{path}.".startswith(f"{error.name}."):
+                raise  # the module is there; what it imports is not
+            near = nearest(path, PACKAGES)
+            raise ValueError(f"unknown backbone {name!r}: there is no module {path!r}; {accepted}.{near}") from error
+        if factory not in vars(module):
+            raise ValueError(f"the module {path!r} has no {factory!r}.{nearest(factory, vars(module))}")
+        try:
+            made = vars(module)[factory]()
+        except Exception as error:  # another's code may raise anything
+            raise ValueError(f"{name!r} failed: {type(error).__name__}: {first_line(error)}") from error
+    network, reading = made if isinstance(made, tuple) and len(made) == 2 else (made, Preprocess())
+    if not isinstance(network, nn.Module) or not (isinstance(reading, Preprocess) or callable(reading)):
+        raise ValueError(
+            f"{name!r} returned a {type(made).__name__}; an nn.Module is accepted, or that and a Preprocess or a "
+            "tokenizer."
+        )
+    if isinstance(source, Path):
+        fill(network, read_weights(source)[0], str(source))
+    return Found(network, reading) if isinstance(reading, Preprocess) else Found(network, Preprocess(), reading)
+
+
+PACKAGES: dict[str, Callable[[str, Source], Found]] = {
+    "timm": _timm,
+    "torchvision": _torchvision,
+    "hf": _hf,
+}
+
+
+def _package(module: str) -> Any:
+    package = module.partition(".")[0]
+    try:
+        return importlib.import_module(module)
+    # a build for another torch raises the other two
+    except (ImportError, RuntimeError, OSError) as error:
+        raise ImportError(
+            f"this backbone needs the package {package}, which cannot be imported ({first_line(error)}): "
+            f"pip install {package}."
+        ) from error
+
+
+def _preprocess(
+    size: tuple[int, int], mean: Iterable[float] | None, std: Iterable[float] | None, interpolation: str, channels: int
+) -> Preprocess:
+    known = interpolation if interpolation in ("bilinear", "bicubic", "nearest") else "bicubic"
+    of = [None if values is None else tuple(map(float, values)) for values in (mean, std)]
+    return Preprocess((int(size[0]), int(size[1])), of[0], of[1], known, channels)
+
+
+@contextmanager
+def seeded() -> Iterator[None]:
+    """What is drawn inside is always the same, and the generator outside does not notice."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield
+
+
+@contextmanager
+def _current_directory() -> Iterator[None]:
+    """With the current directory among those that modules are searched in."""
+    here = os.getcwd()
+    sys.path.insert(0, here)
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        sys.path.remove(here)
+
+
+def _offline(name: str, error: OSError, where: str) -> str:
+    return f"{name!r} is not on this machine and could not be downloaded ({first_line(error)}); {where}."
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A question to put behind a sentence, if a known name is close."""
+    near = difflib.get_close_matches(name, list(known), 1)
+    return f" Did you mean {near[0]!r}?" if near else ""

@@ -1,0 +1,1 @@
+"""The exact memory: running sums, their solution, and fixed features."""

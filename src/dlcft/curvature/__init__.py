@@ -1,0 +1,1 @@
+"""The quadratic memory: losses, blocks, their estimation, merging and penalty."""

@@ -1,0 +1,1 @@
+"""What users hand in, brought to one form."""

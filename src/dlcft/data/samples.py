@@ -1,0 +1,278 @@
+"""What a user hands in, brought to one form: samples that can be counted and fetched by index."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sized
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset, default_collate
+from torch.utils.data.sampler import BatchSampler, RandomSampler, SequentialSampler, SubsetRandomSampler
+
+from dlcft.data.files import read_labelled
+from dlcft.data.images import Preprocess
+from dlcft.data.labels import Label as Label
+from dlcft.data.labels import Labels as Labels
+from dlcft.data.labels import label_name, label_names
+from dlcft.data.sources import ACCEPTED_X, Items, Part, Source, Tokenizer, fetch, fingerprint, make_items, make_source
+from dlcft.network.inputs import Input
+
+_LABEL_KEYS = ("label", "labels", "target", "targets", "y")
+_INPUT_KEYS = ("data", "image", "images", "input", "inputs", "x")  # alone beside the labels: a name without meaning
+_PASS = 64  # samples collated at a time when labels are collected
+
+
+class Inputs:
+    """Inputs without labels, fetched in batches.
+
+    Args:
+        x: a tensor or array (also memory-mapped), or a tuple or dict of them; a list with one array, Pillow image or
+            image file a sample; the path of a folder of images, an image, a .csv (column `path`), .npz or .npy file;
+            or a `Dataset` or `DataLoader` of inputs or of (input, label) pairs.
+        preprocess: what happens to images; by default uint8 becomes float in [0, 1].
+        tokenizer: makes a list of texts into a tensor, or a dict of tensors; with it strings are texts, and a .csv has
+            a column `text`.
+
+    Raises:
+        TypeError: when it is something else.
+        ValueError: when it is empty or its parts do not fit.
+
+    Example:
+        >>> inputs = Inputs(np.full((2, 8, 8, 3), 255, dtype=np.uint8))
+        >>> inputs.fetch(torch.tensor([1])).shape
+        torch.Size([1, 3, 8, 8])
+    """
+
+    def __init__(self, x: Any, *, preprocess: Preprocess | None = None, tokenizer: Tokenizer | None = None) -> None:
+        preprocess = preprocess or Preprocess()
+        if isinstance(x, Dataset | DataLoader):
+            dataset, collate = _dataset_of(x)
+            self._source: Source = _dataset_source(dataset, collate, preprocess, tokenizer, _unlabelled)
+        elif isinstance(x, Iterator):
+            raise TypeError(f"x is a {type(x).__name__}, which can be read only once; give a list, {ACCEPTED_X}.")
+        else:
+            self._source = make_source(x, preprocess, tokenizer)
+        if not len(self):
+            raise ValueError("the data set is empty; at least one sample is needed.")
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def called(self, index: int) -> str:
+        """Its file, its text, or its number."""
+        return self._source.called(index)
+
+    def fetch(self, indices: Tensor) -> Input:
+        """The inputs at these positions; see `sources.fetch`."""
+        return fetch(self._source, indices)
+
+
+class Samples:
+    """Inputs and labels by name, fetched in batches.
+
+    Args:
+        data: a pair `(x, y)` with x as in `Inputs`; a dict with such a pair, or with labels among several inputs; a
+            list of (input, label) pairs; a map-style `Dataset` or `DataLoader` of such pairs (or dicts); the path of a
+            folder with one folder of images a class, of a .csv file with columns `path` and `label`, or of an .npz
+            file with x and y (images and labels, data and targets). Labels are integers or strings; those of
+            folders and .csv files are strings. A `DataLoader` gives its data set and `collate_fn` only.
+        preprocess: what happens to images; by default uint8 becomes float in [0, 1].
+        tokenizer: see `Inputs`.
+
+    Raises:
+        TypeError: when it is something else.
+        ValueError: when it is empty, or inputs and labels do not fit.
+
+    Example:
+        >>> samples = Samples((torch.zeros(2, 5), ["cat", "dog"]))
+        >>> len(samples), samples.labels
+        (2, ['cat', 'dog'])
+    """
+
+    def __init__(self, data: Any, *, preprocess: Preprocess | None = None, tokenizer: Tokenizer | None = None) -> None:
+        self._source, labels = _labelled(data, preprocess or Preprocess(), tokenizer)
+        self.labels = label_names(labels)
+        if len(self._source) != len(self.labels):
+            raise ValueError(f"there are {len(self._source)} inputs and {len(self.labels)} labels; give as many.")
+        if not self.labels:
+            raise ValueError("the data set is empty; at least one sample is needed.")
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def fetch(self, indices: Tensor) -> Input:
+        """The inputs at these positions; see `sources.fetch`."""
+        return fetch(self._source, indices)
+
+    def called(self, index: int) -> str:
+        """Its file, its text, or its number."""
+        return self._source.called(index)
+
+    def part(self, indices: Tensor) -> Samples:
+        """The samples at these positions, which may occur several times."""
+        some = copy.copy(self)
+        some._source, some.labels = Part(self._source, indices), [self.labels[index] for index in indices.tolist()]
+        return some
+
+    def fingerprint(self) -> str:
+        """A short hash of labels and inputs (see `sources.fingerprint`), to tell whether data is the same as before."""
+        text = json.dumps(self.labels) + fingerprint(self._source)
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+class Batches:
+    """Samples with label indices, batch by batch, in order and as often as asked for."""
+
+    def __init__(
+        self, samples: Samples | Inputs, y: Tensor, size: int, device: torch.device, *, dtype: torch.dtype | None = None
+    ) -> None:
+        self.samples, self.y, self.size, self.device, self.dtype = samples, y, size, device, dtype
+
+    def __iter__(self) -> Iterator[tuple[Input, Tensor]]:
+        for indices in torch.arange(len(self.samples)).split(self.size):
+            x = to_device(self.samples.fetch(indices), self.device, dtype=self.dtype)
+            yield x, self.y[indices].to(self.device)
+
+
+def to_device(x: Input, device: torch.device, *, dtype: torch.dtype | None = None) -> Input:
+    """Every tensor of a batch on a device, floats in a `dtype` if one is given."""
+
+    def moved(part: Any) -> Any:
+        if not isinstance(part, Tensor):
+            return part
+        return part.to(device, dtype if part.is_floating_point() else None)
+
+    return tree_map(moved, x)  # type: ignore[no-any-return]
+
+
+def _labelled(data: Any, preprocess: Preprocess, tokenizer: Tokenizer | None) -> tuple[Source, Any]:
+    """Inputs, and labels as they came."""
+    if isinstance(data, str | Path):
+        data = read_labelled(data, text=tokenizer is not None)
+    elif isinstance(data, Mapping):
+        data = _split(data)
+    elif isinstance(data, list) and len(data) and all(_is_pair(item) for item in data):
+        items = make_items(lambda index: data[index][0], len(data), preprocess, tokenizer)
+        return items, [label for _, label in data]
+    if isinstance(data, tuple | list) and len(data) == 2:
+        return make_source(data[0], preprocess, tokenizer), data[1]
+    if isinstance(data, Dataset | DataLoader):
+        dataset, collate = _dataset_of(data)
+        if collate is None and isinstance(dataset, TensorDataset) and len(dataset.tensors) == 2:
+            return make_source(dataset.tensors[0], preprocess), dataset.tensors[1]
+        return _dataset_source(dataset, collate, preprocess, tokenizer, _split), _dataset_labels(dataset, collate)
+    once = ", which can be read only once" if isinstance(data, Iterator) else ""
+    raise TypeError(
+        f"data is a {type(data).__name__}{once}; give a pair (x, y) of tensors or arrays, a list of (input, label) "
+        "pairs, a map-style Dataset or DataLoader, or the path of an image folder, a .csv or an .npz file."
+    )
+
+
+def _is_pair(item: Any) -> bool:
+    """Whether it is one input with its label, not a pair of parts of several samples."""
+    if not isinstance(item, tuple) or len(item) != 2:
+        return False
+    label = item[1]
+    return isinstance(label, int | float | str | np.generic) or (isinstance(label, Tensor) and label.dim() == 0)
+
+
+def _split(item: Any) -> tuple[Any, Any]:
+    """Input and label of a sample, or of a batch of them."""
+    if isinstance(item, tuple | list) and len(item) == 2:
+        return item[0], item[1]
+    if isinstance(item, Mapping):
+        keys = [key for key in item if key in _LABEL_KEYS]
+        rest = {key: value for key, value in item.items() if key not in _LABEL_KEYS}
+        if len(keys) == 1 and rest:
+            alone = next(iter(rest))
+            return rest[alone] if len(rest) == 1 and alone in _INPUT_KEYS else rest, item[keys[0]]
+        raise ValueError(f"a dict has the keys {list(item)}; inputs and one of {', '.join(_LABEL_KEYS)} are needed.")
+    length = f" of {len(item)}" if isinstance(item, tuple | list) else ""
+    raise TypeError(f"a sample is a {type(item).__name__}{length}; pairs (input, label) are needed.")
+
+
+def _unlabelled(item: Any) -> tuple[Any, Any]:
+    """The same where there may be no label."""
+    labelled = any(key in _LABEL_KEYS for key in item) if isinstance(item, Mapping) else _is_pair(item)
+    return _split(item) if labelled else (item, None)
+
+
+def _dataset_of(data: Any) -> tuple[Any, Callable[[list[Any]], Any] | None]:
+    """The data set of a data set or loader, and the loader's way to make batches unless it is the usual one."""
+    dataset = _drawn(data) if isinstance(data, DataLoader) else data
+    if isinstance(dataset, IterableDataset) or not isinstance(dataset, Sized):
+        raise TypeError(
+            f"data is a {type(dataset).__name__} without an index or a length; give a map-style Dataset, or read it "
+            "into tensors (x, y), a list of (input, label) pairs or an .npz file."
+        )
+    usual = not isinstance(data, DataLoader) or data.collate_fn is default_collate
+    return dataset, None if usual else data.collate_fn
+
+
+def _drawn(loader: DataLoader[Any]) -> Any:
+    """The data set that a loader goes through, which must be each sample once."""
+    dataset, sampler, by_batch = loader.dataset, loader.sampler, loader.batch_sampler
+    if isinstance(dataset, IterableDataset):
+        return dataset
+    if by_batch is None:
+        raise ValueError("the DataLoader has batch_size=None and makes no batches; give its dataset.")
+    if isinstance(sampler, SubsetRandomSampler):
+        return Subset(dataset, list(sampler.indices))
+    once = isinstance(sampler, SequentialSampler) or (isinstance(sampler, RandomSampler) and not sampler.replacement)
+    if type(by_batch) is not BatchSampler or not once or len(sampler) != len(dataset):  # type: ignore[arg-type]
+        kind = type(sampler if type(by_batch) is BatchSampler else by_batch).__name__
+        raise ValueError(f"the DataLoader draws by a {kind}; give its dataset, or a Subset of it.")
+    return dataset
+
+
+def _dataset_source(
+    dataset: Any,
+    collate: Callable[[list[Any]], Any] | None,
+    preprocess: Preprocess,
+    tokenizer: Tokenizer | None,
+    split: Callable[[Any], tuple[Any, Any]],
+) -> Source:
+    if collate is None:
+        return make_items(lambda index: split(dataset[index])[0], len(dataset), preprocess, tokenizer)
+    return Items(dataset.__getitem__, len(dataset), preprocess, collate=lambda items: split(collate(items))[0])
+
+
+def _dataset_labels(dataset: Any, collate: Callable[[list[Any]], Any] | None) -> list[Any]:
+    """The labels of a data set: those it lists, if they are those of its samples; else from a pass over it."""
+    if collate is not None:
+        parts = [range(len(dataset))[start : start + _PASS] for start in range(0, len(dataset), _PASS)]
+        return [label for part in parts for label in label_names(_split(collate([dataset[i] for i in part]))[1])]
+    listed = _listed_labels(dataset)
+    if listed:
+        ends = sorted({0, len(dataset) - 1})
+        if [label_name(listed[i]) for i in ends] == [label_name(_split(dataset[i])[1]) for i in ends]:
+            return listed
+    return [_split(dataset[index])[1] for index in range(len(dataset))]
+
+
+def _listed_labels(dataset: Any) -> list[Any] | None:
+    """The labels that a data set offers without reading its inputs."""
+    if isinstance(dataset, Subset):
+        listed = _listed_labels(dataset.dataset)
+        return None if listed is None else [listed[int(index)] for index in dataset.indices]
+    if isinstance(dataset, ConcatDataset):
+        parts = [_listed_labels(part) for part in dataset.datasets]
+        return None if any(part is None for part in parts) else [label for part in parts for label in part or ()]
+    if isinstance(dataset, TensorDataset) and len(dataset.tensors) == 2:
+        return list(label_names(dataset.tensors[1]))
+    if getattr(dataset, "target_transform", None) is not None:
+        return None
+    for listed in (getattr(dataset, name, None) for name in ("targets", "labels")):
+        if isinstance(listed, Tensor | np.ndarray | list | tuple) and len(listed) == len(dataset) > 0:
+            return list(listed)
+    listed = getattr(dataset, "samples", None)
+    if isinstance(listed, list) and len(listed) == len(dataset) > 0 and all(_is_pair(sample) for sample in listed):
+        return [label for _, label in listed]
+    return None

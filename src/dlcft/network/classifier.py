@@ -1,0 +1,184 @@
+"""The classifier: a backbone that gives feature vectors, and named linear heads on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dlcft.network.inputs import Input, call, reference
+from dlcft.network.linearize import Frozen, Linearized
+
+
+class Classifier(nn.Module):
+    """`f(x) = W_t z(x) + b_t` with features `z` from a plain or linearised backbone and one head per name t.
+
+    On a linearised backbone f is linear in ψ and linear in (W, b) but bilinear in the pair. With `strict=True` the
+    model is truly linear: `f(x) = W g(x; ψ0) + b + W0 D_ψ g(x; ψ0)·ψ`, where W0 is fixed (`fix_directions`) before
+    training.
+
+    Args:
+        backbone: any module that maps a batch to feature vectors.
+        features: their length.
+        strict: see above; needs a `Linearized` backbone.
+
+    Raises:
+        ValueError: when `strict` is asked of a plain backbone.
+    """
+
+    def __init__(self, backbone: nn.Module, features: int, *, strict: bool = False) -> None:
+        super().__init__()
+        if strict and not isinstance(backbone, Linearized):
+            raise ValueError(f"strict=True needs a Linearized backbone, not {type(backbone).__name__}.")
+        self.backbone = backbone
+        self.feature_count = features
+        self.strict = strict
+        self.heads = nn.ModuleDict()
+
+    def forward(self, x: Input, head: str) -> Tensor:
+        """Logits, batch × outputs."""
+        layer = self.head(head)
+        if self.strict:
+            assert isinstance(self.backbone, Linearized)
+            value, change = call_split(self.backbone, x)
+            return layer(value) + change @ self.directions(head).T  # type: ignore[no-any-return]
+        return layer(self.features(x))  # type: ignore[no-any-return]
+
+    def features(self, x: Input) -> Tensor:
+        """Feature vectors, batch × features.
+
+        Raises:
+            ValueError: when the backbone gives something else.
+        """
+        z = call(self.backbone, x)
+        if not isinstance(z, Tensor) or z.dim() != 2 or z.shape[1] != self.feature_count:
+            got = tuple(z.shape) if isinstance(z, Tensor) else type(z).__name__
+            raise ValueError(
+                f"the backbone must give a batch × {self.feature_count} matrix of features; it gave {got}."
+            )
+        return z
+
+    def head(self, name: str) -> nn.Linear:
+        """The linear layer of a head.
+
+        Raises:
+            ValueError: when there is none of that name.
+        """
+        if name not in self.heads:
+            raise ValueError(f"no head {name!r}; there are: {', '.join(self.heads) or 'none'}.")
+        layer = self.heads[name]
+        assert isinstance(layer, nn.Linear)
+        return layer
+
+    def add_head(self, name: str, outputs: int) -> None:
+        """A new head, zero at first.
+
+        Raises:
+            ValueError: when the name is taken or cannot be one, or there are no outputs.
+        """
+        if name in self.heads or "." in name or not name:
+            raise ValueError(f"a head cannot be called {name!r}: the name is taken, empty or has a dot.")
+        if outputs < 1:
+            raise ValueError(f"a head needs at least one output, not {outputs}.")
+        like = reference(self.backbone)
+        layer = self.heads[name] = _zero_layer(self.feature_count, outputs, like)
+        if self.strict:
+            self.register_buffer(f"directions_{name}", torch.zeros_like(layer.weight))
+
+    def grow(self, name: str, outputs: int) -> None:
+        """Append zero rows to a head until it has `outputs`; its old logits do not change.
+
+        Raises:
+            ValueError: when it has more already.
+        """
+        old = self.head(name)
+        if outputs < old.out_features:
+            raise ValueError(f"head {name!r} has {old.out_features} outputs and cannot shrink to {outputs}.")
+        new = _zero_layer(self.feature_count, outputs, old.weight)
+        with torch.no_grad():
+            for grown, kept in ((new.weight, old.weight), (new.bias, old.bias)):
+                grown[: len(kept)] = kept
+        self.heads[name] = new
+        if self.strict:
+            directions = torch.zeros_like(new.weight)
+            directions[: old.out_features] = self.directions(name)
+            self.register_buffer(f"directions_{name}", directions)
+
+    def set_heads(self, outputs: Mapping[str, int]) -> None:
+        """Replace all heads by new ones, zero at first, with so many outputs."""
+        for name in list(self.heads):
+            del self.heads[name]
+        for name, count in outputs.items():
+            self.add_head(name, count)
+
+    def directions(self, name: str) -> Tensor:
+        """W0 of a head of a strict model."""
+        return self.get_buffer(f"directions_{name}")
+
+    def fix_directions(self, name: str, weight: Tensor) -> None:
+        """Set W0: through which combination of features ψ acts on each output."""
+        self.directions(name).copy_(weight)
+
+    def head_names(self, name: str) -> tuple[str, str]:
+        """The parameter names of a head: weight and bias."""
+        return f"heads.{name}.weight", f"heads.{name}.bias"
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """All that learning may change, and the heads' sizes."""
+        return learned_state(self), {"heads": {name: self.head(name).out_features for name in self.heads}}
+
+    def load_state(self, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
+        """The inverse of `state`.
+
+        Raises:
+            ValueError: when something was learned that this model does not have.
+        """
+        self.set_heads(header["heads"])
+        unknown = self.load_state_dict(dict(tensors), strict=False).unexpected_keys
+        if unknown:
+            raise ValueError(f"{unknown[0]!r} was learned, and the network has no such parameter.")
+
+    def params(self, head: str | None = None) -> dict[str, nn.Parameter]:
+        """The trainable parameters θ by name: the backbone's, and one head's."""
+        named = {name: p for name, p in self.named_parameters() if p.requires_grad and not name.startswith("heads.")}
+        if head is not None:
+            named |= {f"heads.{head}.{name}": p for name, p in self.head(head).named_parameters()}
+        return named
+
+
+@torch.no_grad()
+def _zero_layer(features: int, outputs: int, like: Tensor) -> nn.Linear:
+    """A linear layer of zeros; torch's own start would draw from the caller's random numbers."""
+    layer = nn.utils.skip_init(nn.Linear, features, outputs, device=like.device, dtype=like.dtype)
+    for parameter in layer.parameters():
+        parameter.zero_()
+    return layer  # type: ignore[no-any-return]
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """The model in evaluation mode, and then each of its modules as it was."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+def call_split(backbone: Linearized, x: Input) -> tuple[Tensor, Tensor]:
+    """The value and the change of a linearised backbone on a batch."""
+    if isinstance(x, Mapping):
+        return backbone.split(**x)
+    return backbone.split(*x) if isinstance(x, tuple) else backbone.split(x)
+
+
+def learned_state(model: nn.Module) -> dict[str, Tensor]:
+    """Copies of all that learning may change, by name: no part of a frozen network is among it."""
+    frozen = [f"{name}.base." if name else "base." for name, m in model.named_modules() if isinstance(m, Frozen)]
+    named = model.state_dict().items()
+    return {name: t.detach().clone() for name, t in named if not any(name.startswith(prefix) for prefix in frozen)}

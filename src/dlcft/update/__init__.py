@@ -1,0 +1,1 @@
+"""One update of a model in use."""

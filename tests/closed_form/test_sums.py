@@ -1,0 +1,392 @@
+"""Ridge regression from sums: order, split and arrival do not matter, and brute force agrees."""
+
+import itertools
+import json
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.linear_model import Ridge
+from sklearn.preprocessing import StandardScaler
+
+from dlcft.closed_form import sums as module
+from dlcft.closed_form.sums import RIDGES, RidgeSums
+
+FEATURES, CLASSES, SCALE = 7, 4, 15.0
+
+
+def data(n=40, seed=0, features=FEATURES, classes=CLASSES):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, features, generator=generator, dtype=torch.float64) * torch.arange(1, features + 1) + 1.5
+    y = torch.randint(classes, (n,), generator=generator)
+    y[:classes] = torch.arange(classes)
+    return x, y
+
+
+def sums(x, y, weights=None):
+    return RidgeSums.empty(x.shape[1]).add(x, y, weights)
+
+
+def brute(x, y, ridge, weights=None, classes=CLASSES, standardize=True):
+    """Augmented least squares: rows √w [φ, 1], then √(ridge Σw) diag(σ) without the intercept."""
+    w = torch.ones(len(x), dtype=x.dtype) if weights is None else weights
+    mean = (w[:, None] * x).sum(0) / w.sum()
+    variance = (w[:, None] * (x - mean) ** 2).sum(0) / w.sum()
+    floored = variance.clamp(min=variance.median() / len(x))
+    sigma = floored.sqrt() if standardize else variance.mean().sqrt().expand(x.shape[1])
+    design = torch.cat([x, torch.ones(len(x), 1, dtype=x.dtype)], 1) * w.sqrt()[:, None]
+    penalty = torch.cat([torch.diag(sigma), torch.zeros(x.shape[1], 1, dtype=x.dtype)], 1) * (ridge * w.sum()).sqrt()
+    target = SCALE * torch.nn.functional.one_hot(y, classes).double() * w.sqrt()[:, None]
+    target = torch.cat([target, torch.zeros(x.shape[1], classes, dtype=x.dtype)])
+    solution = torch.linalg.lstsq(torch.cat([design, penalty]), target).solution.T
+    return solution[:, :-1], solution[:, -1]
+
+
+def assert_close(got, expected, tolerance=1e-10):
+    for a, b in zip(got, expected, strict=True):
+        assert a.shape == b.shape
+        assert (a - b).abs().max() <= tolerance * b.abs().max().clamp(min=1)
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(st.integers(0, 99), st.lists(st.integers(0, 40), max_size=6), st.booleans(), st.booleans())
+def test_any_order_and_split_gives_the_same(seed, cuts, balance, by_class):
+    x, y = data(seed=seed)
+    expected = sums(x, y).solve(0.1, balance=balance)
+    order = y.argsort() if by_class else torch.randperm(40, generator=torch.Generator().manual_seed(seed))
+    bounds = sorted({0, 40, *cuts})
+    parts = [order[a:b] for a, b in itertools.pairwise(bounds)]
+    apart = RidgeSums.empty(FEATURES)
+    for part in parts:
+        apart = apart.add(x[part], y[part])
+    assert_close(apart.solve(0.1, balance=balance), expected)
+    assert_close(RidgeSums.empty(FEATURES).extend((x[p], y[p]) for p in parts).solve(0.1, balance=balance), expected)
+    names = torch.randperm(CLASSES, generator=torch.Generator().manual_seed(seed))
+    weight, bias = sums(x, names[y]).solve(0.1, balance=balance)
+    assert_close((weight[names], bias[names]), expected)
+
+
+@pytest.mark.parametrize("standardize", [True, False])
+def test_equals_brute_force_and_scikit_learn(standardize):
+    x, y = data()
+    weight, bias = sums(x, y).solve(0.3, standardize=standardize)
+    assert_close((weight, bias), brute(x, y, 0.3, standardize=standardize))
+    target = SCALE * torch.nn.functional.one_hot(y, CLASSES).double()
+    inputs = StandardScaler().fit_transform(x.numpy()) if standardize else x.numpy()
+    strength = 0.3 * 40 * (1 if standardize else float(x.var(0, unbiased=False).mean()))
+    theirs = Ridge(alpha=strength).fit(inputs, target.numpy())
+    assert_close([x @ weight.T + bias], [torch.from_numpy(theirs.predict(inputs))], 1e-9)
+
+
+def test_merge_and_subtract():
+    x, y = data()
+    joint = sums(x, y)
+    assert_close(sums(x[:13], y[:13]).merge(sums(x[13:], y[13:])).solve(0.1), joint.solve(0.1))
+    assert_close(joint.subtract(x[30:], y[30:]).solve(0.1), sums(x[:30], y[:30]).grow(CLASSES).solve(0.1), 1e-8)
+    one = y == 3
+    forgotten = joint.subtract(x[one], y[one])
+    assert forgotten.counts[3] == 0
+    assert_close(forgotten.solve(0.1), sums(x[~one], y[~one]).grow(CLASSES).solve(0.1), 1e-8)
+    nothing = joint.minus(joint)
+    assert nothing.samples == 0
+    assert not nothing.gram.any()
+
+
+def test_a_wrong_subtraction_is_refused():
+    x, y = data()
+    with pytest.raises(ValueError, match=r"would leave -1 samples"):
+        sums(x[:3], y[:3]).subtract(x[:4], y[:4])
+    with pytest.raises(ValueError, match=r"class 1 with a weight of -1"):
+        sums(x[:1], y[:1]).merge(sums(x[2:6], y[2:6])).subtract(x[1:2], y[1:2])
+    with pytest.raises(ValueError, match="negative variance"):
+        sums(x, y).subtract(100 * x[:2], y[:2])
+    with pytest.raises(ValueError, match="negative variance"):
+        sums(x[:4], y[:4]).subtract(x[:1] + 1, y[:1])
+
+
+def test_weights_of_samples_and_tasks():
+    x, y = data()
+    w = torch.rand(40, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) + 0.1
+    assert_close(sums(x, y, w).solve(0.2), brute(x, y, 0.2, w))
+    tasks = [sums(x[:30], y[:30]), sums(x[30:], y[30:])]
+    equal = RidgeSums.empty(FEATURES)
+    for task in tasks:
+        equal = equal.merge(task.weighted(1 / task.weight))
+    w[:30], w[30:] = 1 / 30, 1 / 10
+    assert_close(equal.solve(0.2), brute(x, y, 0.2, w))
+    assert equal.weight == pytest.approx(2)
+    assert equal.samples == 40
+
+
+def test_grown_classes_have_zero_targets():
+    x, y = data()
+    weight, bias = sums(x, y).grow(6).solve(0.1)
+    assert_close((weight, bias), brute(x, y, 0.1, classes=6))
+    assert not weight[4:].any()
+    with pytest.raises(ValueError, match="cannot grow to 2 classes; there are 4"):
+        sums(x, y).grow(2)
+
+
+def test_loss_is_that_of_the_data():
+    x, y = data()
+    generator = torch.Generator().manual_seed(2)
+    weight = torch.randn(6, FEATURES, dtype=torch.float64, generator=generator)
+    bias = torch.randn(6, dtype=torch.float64, generator=generator)
+    target = 3.0 * torch.nn.functional.one_hot(y, 6)
+    expected = 0.5 * (target - x @ weight.T - bias).square().sum() / 40
+    assert sums(x, y).loss(weight, bias, 3.0) == pytest.approx(float(expected), rel=1e-12)
+    with pytest.raises(ValueError, match="has 2 rows; 4 classes"):
+        sums(x, y).loss(weight[:2], bias[:2])
+
+
+def test_balance():
+    x, _ = data()
+    even = torch.arange(40) % CLASSES
+    assert_close(sums(x, even).solve(0.1, balance=True), sums(x, even).solve(0.1))
+    # Classes that share their covariance: class c is the same cloud, moved, and repeated c + 1 times.
+    cloud = x[:12]
+    moved = [cloud + 3 * x[20 + c] for c in range(CLASSES)]
+    many = torch.cat([m.repeat(c + 1, 1) for c, m in enumerate(moved)])
+    labels = torch.cat([torch.full((12 * (c + 1),), c) for c in range(CLASSES)])
+    once = torch.arange(CLASSES).repeat_interleave(12)
+    assert_close(sums(many, labels).solve(0.1, balance=True), sums(torch.cat(moved), once).solve(0.1), 1e-9)
+    assert (sums(many, labels).solve(0.1)[0] - sums(torch.cat(moved), once).solve(0.1)[0]).abs().max() > 1e-3
+
+
+def test_one_decomposition_serves_all_ridges_and_gcv_is_the_definition():
+    x, y = data()
+    s = sums(x, y)
+    path = s.path()
+    for ridge in (1e-3, 0.1, 10.0):
+        assert_close(path.solve(ridge), s.solve(ridge))
+        z = (x - x.mean(0)) / x.std(0, unbiased=False)
+        hat = z @ torch.linalg.solve(z.T @ z + ridge * 40 * torch.eye(FEATURES, dtype=x.dtype), z.T)
+        expected = s.loss(*s.solve(ridge)) / (1 - (1 + float(hat.trace())) / 40) ** 2
+        assert float(s.gcv([ridge])[0]) == pytest.approx(expected, rel=1e-9)
+    ridges = (1e-3, 0.1, 10.0)
+    assert s.choose_ridge(ridges) == ridges[int(s.gcv(ridges).argmin())]
+
+
+def test_degenerate_data_gives_finite_solutions():
+    x, y = data()
+    x[:, 2] = 1e6 / 3
+    x[:, 3] = x[:, 4]
+    for ridge in (0.0, 0.1):
+        weight, bias = sums(x, y).solve(ridge)
+        assert weight.isfinite().all()
+        assert not weight[:, 2].any()
+        assert (weight[:, 3] - weight[:, 4]).abs().max() < 1e-8
+        assert bias.isfinite().all()
+    weight, bias = sums(x[:1], y[:1]).solve(0.1)
+    assert not weight.any()
+    assert bias.tolist() == [SCALE]
+    weight, bias = sums(x, torch.zeros_like(y)).solve(0.1)
+    assert weight.abs().max() < 1e-12
+    weight, bias = sums(*data(5)).solve(0.0)  # fewer samples than features: interpolates
+    assert_close([data(5)[0] @ weight.T + bias], [SCALE * torch.nn.functional.one_hot(data(5)[1], CLASSES).double()])
+    assert sums(x[:1], y[:1]).gcv([0.1]).isinf().all()
+
+
+@pytest.mark.parametrize("limit", [module._EIGEN_LIMIT, 0])
+def test_a_feature_that_was_all_but_silent_does_not_decide_alone(limit, monkeypatch):
+    monkeypatch.setattr(module, "_EIGEN_LIMIT", limit)
+    x, y = data(200)
+    x[:, 3] = 0
+    x[0, 3] = 1e-3  # 4 as in other features, one day
+    silent = sums(x, y)
+    weight, bias = silent.solve(0.1)
+    assert_close((weight, bias), brute(x, y, 0.1))
+    best, _ = silent.solve(silent.choose_ridge())
+    for found in (weight, best):
+        assert (4 * found[:, 3]).abs().max() < SCALE / 2
+    usual, _ = sums(*data(200)).solve(0.1)
+    kept = [0, 1, 2, 4, 5, 6]
+    assert (weight - usual)[:, kept].abs().max() < 0.1 * usual.abs().max()
+
+
+def test_blocks_state_and_dtypes(monkeypatch):
+    x, y = data()
+    expected = sums(x, y)
+    assert (expected.gram - x.T @ x).abs().max() < 1e-9
+    single = sums(x.float(), y)
+    assert single.gram.dtype == torch.float64
+    assert (single.gram - x.float().double().T @ x.float().double()).abs().max() < 1e-9
+    assert torch.equal(expected.add(x[:0], y[:0]).gram, expected.gram)
+    monkeypatch.setattr(module, "_BLOCK", 3)
+    assert (sums(x, y).gram - expected.gram).abs().max() < 1e-10
+    tensors, header = expected.state()
+    again = RidgeSums.from_state(tensors, json.loads(json.dumps(header)))
+    assert torch.equal(again.gram, expected.gram)
+    assert again.samples == 40
+    assert expected.to(torch.float32).gram.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda x, y: (x[:, :3], y), r"shape \(40, 3\); \(samples × 7\)"),
+        (lambda x, y: (x, y[:3]), r"40 integer class indices"),
+        (lambda x, y: (x, y.double()), r"torch.float64 of shape"),
+        (lambda x, y: (x, y - 1), "a label is -1"),
+        (lambda x, y: (x / 0 * 0, y), "finite numbers"),
+        (lambda x, y: (x, y, -torch.ones(40)), "none negative"),
+    ],
+)
+def test_mistakes_are_named_and_harmless(change, message):
+    x, y = data()
+    s = sums(x, y)
+    before = s.gram.clone()
+    with pytest.raises(ValueError, match=message):
+        s.extend([(x, y), change(x, y)])
+    assert torch.equal(s.gram, before)
+
+
+def test_what_cannot_be_solved():
+    with pytest.raises(ValueError, match="hold no data"):
+        RidgeSums.empty(3).solve(0.1)
+    with pytest.raises(ValueError, match="ridge is -1"):
+        sums(*data()).solve(-1)
+    with pytest.raises(ValueError, match="ridge is 0; it must be finite and positive"):
+        sums(*data()).gcv([0])
+    with pytest.raises(ValueError, match="over 3 features; these over 7"):
+        sums(*data()).merge(RidgeSums.empty(3))
+    with pytest.raises(ValueError, match="factor is 0"):
+        sums(*data()).weighted(0)
+    with pytest.raises(ValueError, match="got 0 features"):
+        RidgeSums.empty(0)
+
+
+def test_a_ridge_is_chosen_alike_with_and_without_an_eigendecomposition(monkeypatch):
+    torch.manual_seed(0)
+    x = torch.randn(300, 60, dtype=torch.float64) @ torch.randn(60, 60, dtype=torch.float64)
+    x[:, 7] = 3.0
+    y = (x @ torch.randn(60, 3, dtype=torch.float64) + 40 * torch.randn(300, 3, dtype=torch.float64)).argmax(1)
+    sums = RidgeSums.empty(60).add(x, y)
+    monkeypatch.setattr("dlcft.closed_form.fit._PROBES", 4000)
+    problem = sums._problem(scale=1.0)
+    scores = [problem.gcv(ridge, sums.samples) for ridge in RIDGES]
+    expected = sums.gcv(RIDGES, scale=1.0)
+    assert torch.allclose(torch.tensor(scores, dtype=torch.float64), expected, rtol=0.02)
+    monkeypatch.undo()
+    chosen = sums.choose_ridge()
+    monkeypatch.setattr("dlcft.closed_form.sums._EIGEN_LIMIT", 0)
+    assert sums.choose_ridge() == chosen
+    assert chosen not in (RIDGES[0], RIDGES[-1])
+
+
+def noisy(n, features, seed=0):
+    """Two classes that one direction tells apart, not well."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, features, generator=generator, dtype=torch.float64)
+    y = (x[:, :9].sum(1) + 3 * torch.randn(n, generator=generator, dtype=torch.float64) > 0).long()
+    return x, y
+
+
+@pytest.mark.parametrize("limit", [0, 1500])
+@pytest.mark.parametrize("again", [1, 20, 60])
+def test_samples_that_come_again_do_not_spoil_the_ridge(limit, again, monkeypatch):
+    monkeypatch.setattr("dlcft.closed_form.sums._EIGEN_LIMIT", limit)
+    x, y = noisy(60, 90)
+    once, twice = sums(x, y), sums(x, y).add(x[:again], y[:again])
+    assert once.choose_ridge() > 1e-2
+    ratio = twice.choose_ridge() / once.choose_ridge()
+    assert 0.3 < ratio < 3.3, "at the most one step of the grid"
+
+
+@pytest.mark.parametrize("features", [90, 30])
+def test_how_many_samples_differ(features):
+    x, y = noisy(60, features)
+    path = sums(x, y).add(x[:5], y[:5]).path()
+    assert path.distinct == (60 if features > 60 else 65), "told only where a fit can go through all samples"
+    by_trace = path.problem.distinct(path.samples)
+    assert by_trace == pytest.approx(path.distinct, abs=4), "from random vectors"
+
+
+def test_a_feature_that_is_there_twice_makes_no_samples_equal():
+    x, _ = noisy(200, 30)
+    path = sums(torch.cat([x, x[:, :1]], 1), (x[:, 0] > 0).long()).path()
+    assert len(path.values) == 30
+    assert path.distinct == path.problem.distinct(200) == 200
+
+
+def test_a_feature_that_only_forgotten_samples_had():
+    x, y = data(30)
+    x[:, 2] = 0.0
+    gone, labels = data(20, seed=1)
+    left = sums(x, y).add(gone, labels).subtract(gone.float(), labels)
+    assert left.gram[2].abs().max() == left.class_sums[:, 2].abs().max() == 0
+    for found, expected in zip(left.solve(0.1), sums(x, y).solve(0.1), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    spoiled = sums(x, y)
+    spoiled.gram[2, 2] = -1e-17
+    assert all(part.isfinite().all() for part in spoiled.solve(0.1))
+
+
+@pytest.mark.parametrize("limit", [0, 1500])
+def test_the_ridge_may_pull_to_a_start(limit, monkeypatch):
+    """Against the normal equations written out; without data in a direction, the start is kept there."""
+    monkeypatch.setattr("dlcft.closed_form.sums._EIGEN_LIMIT", limit)
+    torch.manual_seed(0)
+    x = torch.randn(40, 5, dtype=torch.float64) * torch.tensor([1.0, 2.0, 0.5, 3.0, 1.0]).double()
+    x[:, 4] = 2.0  # constant: nothing is known of it
+    y = x[:, :3].argmax(1)
+    start = torch.randn(3, 5, dtype=torch.float64)
+    sums = RidgeSums.empty(5).add(x, y)
+    weight, bias = sums.solve(0.3, scale=2.0, start=start)
+    centred, sigma = x - x.mean(0), x.std(0, correction=0)
+    target = 2 * torch.nn.functional.one_hot(y).double()
+    target = target - target.mean(0)
+    left = centred[:, :4].T @ centred[:, :4] / 40 + 0.3 * torch.diag(sigma[:4] ** 2)
+    right = target.T @ centred[:, :4] / 40 + 0.3 * start[:, :4] * sigma[:4] ** 2
+    assert torch.allclose(weight[:, :4], torch.linalg.solve(left, right.T).T, atol=1e-10)
+    shares = 2 * y.bincount() / 40
+    assert torch.allclose(x @ weight.T + bias, centred[:, :4] @ weight[:, :4].T + shares, atol=1e-6)
+    assert torch.allclose(sums.solve(1e9, scale=2.0, start=start)[0][:, :4], start[:, :4], atol=1e-6)
+    best = sums.solve(sums.choose_ridge(scale=2.0), scale=2.0)[0]
+    assert sums.choose_ridge(scale=2.0, start=best) > sums.choose_ridge(scale=2.0)
+    assert torch.equal(sums.solve(0.3, start=torch.zeros(3, 5).double())[0], sums.solve(0.3)[0])
+
+
+@pytest.mark.parametrize("samples", [30, 60, 100])
+def test_a_ridge_for_few_samples_and_many_features(samples):
+    generator = torch.Generator().manual_seed(samples)
+    z = torch.randn(samples, 20, generator=generator, dtype=torch.float64)
+    x = torch.relu(z @ torch.randn(20, 1600, generator=generator, dtype=torch.float64))
+    y = (z[:, :5] + torch.randn(samples, 5, generator=generator, dtype=torch.float64)).argmax(1)
+    few = sums(x, y)
+    assert few.features > module._EIGEN_LIMIT
+    assert abs(RIDGES.index(few.choose_ridge()) - int(few.gcv(RIDGES).argmin())) <= 1
+
+
+def test_a_quiet_direction_that_tells_more_than_loud_ones_is_found():
+    """The score has two valleys then."""
+    generator = torch.Generator().manual_seed(1)
+
+    def random(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    z, loud = random(3000, 10), random(3000, 400)
+    loud[:, :10] += 0.7 * z
+    x = loud @ random(400, 1600) / 20 + 3e-3 * (z @ random(10, 1600) + 0.1 * random(3000, 1600))
+    two = sums(x, z.argmax(1))
+    scores = two.gcv(RIDGES)
+    hump = int(scores[:11].argmax())
+    assert scores[hump] > 1.02 * scores[hump:].min() > 1.1 * scores.min()
+    assert abs(RIDGES.index(two.choose_ridge()) - int(scores.argmin())) <= 1
+
+
+@pytest.mark.parametrize("features", [1600, 1400])
+def test_rounding_does_not_choose_the_ridge(features):
+    """Few samples: the fit goes through them, and with little ridge the score is rounding divided by rounding."""
+    generator = torch.Generator().manual_seed(0)
+    z = torch.randn(10, 30, generator=generator, dtype=torch.float64)
+    x = torch.relu(z @ torch.randn(30, features, generator=generator, dtype=torch.float64))
+    y = torch.arange(10) % 2
+    x[y == 1, : features // 2] += 2
+    chosen = set()
+    for _ in range(8):
+        rounded = x * (1 + 1e-7 * torch.randn(x.shape, generator=generator, dtype=torch.float64))
+        chosen.add(sums(rounded, y).choose_ridge())
+    assert len(chosen) == 1
+    assert chosen.pop() > 1e-3

@@ -1,0 +1,132 @@
+"""Networks and settings of all kinds: what is learned survives saving, and nothing around the learner changes."""
+
+import pytest
+import torch
+from torch import nn
+
+from dlcft import Learner
+from dlcft.methods.recipes import Recipe
+from tests.learner.test_learner import FAST, data, make
+
+FLAT = torch.randn(33, 4, generator=torch.Generator().manual_seed(1))
+LABELS = [i % 3 for i in range(33)]
+
+
+def normed(dropout=0.0):
+    torch.manual_seed(0)
+    layers = nn.Linear(4, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(dropout), nn.Linear(8, 6)
+    return nn.Sequential(*layers).eval()
+
+
+@pytest.mark.parametrize("method", ["dlcft", "dlcft-exact"])
+@pytest.mark.parametrize(
+    "choice",
+    [lambda: lambda name: True, lambda: lambda name: name[0] == "0", lambda: {"4"}, lambda: iter(["4.weight"])],
+)
+def test_any_choice_of_parameters_is_saved(method, choice, tmp_path):
+    small = {"tangent_features": 20, "random_features": 4} if method == "dlcft-exact" else {"epochs": 2, "lr": 0.01}
+    learner = Learner(normed(), method, scenario="data-il", train=choice(), **small)
+    learner.learn((FLAT, LABELS), progress=False)
+    learner.save(tmp_path)
+    again = Learner.load(tmp_path, normed())
+    assert torch.equal(again.outputs(FLAT), learner.outputs(FLAT))
+    again.learn((FLAT, LABELS), progress=False)
+
+
+def test_what_was_learned_and_has_no_place_is_no_silence():
+    learner = Learner(normed(), "dlcft", **FAST)
+    learner.learn((FLAT, LABELS), progress=False)
+    tensors, header = learner.model.state()
+    with pytest.raises(ValueError, match="stranger' was learned"):
+        learner.model.load_state({**tensors, "backbone.delta.stranger": torch.zeros(1)}, header)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("method", ["dlcft", "dlcft-paper", "osla", "ewc"])
+def test_a_network_in_half_precision_learns(method, dtype):
+    learner = Learner(normed().to(dtype), method, scenario="data-il", **FAST)
+    for _ in range(2):
+        learner.learn((FLAT, LABELS), progress=False)
+    assert learner.outputs(FLAT).isfinite().all()
+
+
+def test_batchnorm_learns_though_one_sample_is_left_over():
+    learner = Learner(normed(), "none", epochs=2, batch_size=32)
+    learner.learn((FLAT, LABELS), progress=False)
+    assert learner.outputs(FLAT).isfinite().all()
+
+
+def test_dropout_is_off():
+    found = []
+    for seed in (1, 2):
+        learner = Learner(normed(dropout=0.5), "none", **FAST)
+        torch.manual_seed(seed)
+        learner.learn((FLAT, LABELS), progress=False)
+        found.append(learner.outputs(FLAT))
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("method", ["none", "dlcft", "er", "ridge", "dlcft-exact"])
+def test_the_callers_random_numbers_are_left_alone(method, tmp_path):
+    learner = make(method)
+    before = torch.get_rng_state()
+    learner.learn(data([0, 1]), progress=False)
+    learner.learn(data([2, 3]), progress=False)
+    learner.save(tmp_path)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("method", ["er", "der", "derpp", "lwf", "none", "dlcft"])
+def test_old_heads_learn_where_the_objective_is_about_them(method):
+    learner = make(method, "task-il", **({} if method in ("none", "lwf", "dlcft") else {"buffer": 10}))
+    learner.learn(data([0, 1]), head="a", progress=False)
+    before = learner.model.head("a").weight.detach().clone()
+    learner.learn(data([2, 3]), head="b", progress=False)
+    moved = bool((learner.model.head("a").weight != before).any())
+    assert moved is (method not in ("none", "dlcft"))
+
+
+@pytest.mark.parametrize("method", ["dlcft", "ridge"])
+def test_what_several_tasks_at_once_did_is_unknown(method):
+    learner = make(method, "task-il")
+    learner.learn(data([0, 1]), head="a", progress=False)
+    learner.learn_jointly({"b": data([2, 3]), "c": data([4, 5])}, progress=False)
+    assert learner.predicted_increase() is None
+
+
+def test_where_a_truly_linear_model_makes_no_sense():
+    with pytest.raises(ValueError, match="strict=True is for 'data-il' and 'task-il'"):
+        make("dlcft", strict=True)
+    with pytest.raises(ValueError, match="strict=True needs head='ridge'"):
+        Recipe(linear=True, strict=True, head="zero")
+    with pytest.raises(ValueError, match="no LwF or replay"):
+        Recipe(linear=True, strict=True, head="ridge", method="lwf")
+
+
+def classifier():
+    """Of two classes, by the sign of an input."""
+    network = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
+    with torch.no_grad():
+        network[0].weight.copy_(torch.eye(6)[:, :4])
+        network[0].bias.zero_()
+        network[2].weight.copy_(torch.tensor([[5.0, 0, 0, 0, 0, 0], [-5, 0, 0, 0, 0, 0]]))
+        network[2].bias.zero_()
+    return network.eval()
+
+
+def test_an_adopted_classifier_is_a_teacher_without_a_sample():
+    learner = Learner.adopt(classifier(), "2", ["plus", "minus"], None, "lwf", **FAST)
+    assert torch.equal(learner.method.teacher(FLAT, "main"), learner.outputs(FLAT))
+
+
+def test_an_adopted_classifier_is_kept_without_a_sample():
+    x = 2 * FLAT.clone()
+    x[:, 0] = x[:, 0].sign() * x[:, 0].abs().clamp(min=0.5)
+    truth = ["plus" if value > 0 else "minus" for value in x[:, 0].tolist()]
+    learner = Learner.adopt(classifier(), "2", ["plus", "minus"], None, "dlcft")
+    assert learner.predict(x) == truth
+    new = x.clone()
+    new[:, 1] += 8
+    learner.learn((new, ["new"] * len(new)), progress=False)
+    kept = [label == answer for label, answer in zip(truth, learner.predict(x), strict=True)]
+    assert sum(kept) > 0.7 * len(kept)

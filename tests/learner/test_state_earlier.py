@@ -1,0 +1,84 @@
+"""Directories that were saved before 0.1.0 still load, and learning goes on from them as it did."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from dlcft import Learner
+from tests.learner.test_learner import Net, data
+
+SAVED = Path(__file__).parents[1] / "support" / "saved"
+EXPECTED = json.loads((SAVED / "expected.json").read_text())
+CLASSES = {"data-il": [[0, 1, 2], [1, 0, 2], [2, 0, 1]]}
+PROBE = data([0, 1, 2], seed=7)[0]
+
+
+def backbone():
+    net = Net()
+    net.load_state_dict(load_file(SAVED / "backbone.safetensors"))
+    return net.eval()
+
+
+def task(number, scenario):
+    return data(CLASSES.get(scenario, [[0, 1], [1, 2], [3, 0]])[number], seed=number + 1)
+
+
+def outputs(learner, scenario):
+    return learner.outputs(PROBE, head="task-0" if scenario == "task-il" else None)
+
+
+def close(found, wanted):
+    return torch.allclose(found, torch.tensor(wanted), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", sorted(set(EXPECTED) - {"adopted", "interrupted"}))
+def test_a_saved_learner_answers_as_before_and_goes_on(name, tmp_path):
+    wanted = EXPECTED[name]
+    scenario = wanted["scenario"]
+    shutil.copytree(SAVED / name, tmp_path / name)
+    learner = Learner.load(tmp_path / name, backbone(), device="cpu")
+    head = "task-2" if scenario == "task-il" else None
+    assert learner.scenario == scenario
+    assert learner.labels("task-0" if head else "main") == wanted["labels"]
+    assert close(outputs(learner, scenario), wanted["outputs"])
+    learner.learn(task(2, scenario), head=head, progress=False)
+    assert close(outputs(learner, scenario), wanted["after"])
+    learner.save()
+    assert close(outputs(Learner.load(tmp_path / name, backbone(), device="cpu"), scenario), wanted["after"])
+
+
+def test_an_adopted_learner_forgets_its_sample(tmp_path):
+    wanted = EXPECTED["adopted"]
+    shutil.copytree(SAVED / "adopted", tmp_path / "adopted")
+    learner = Learner.load(tmp_path / "adopted", Headless(backbone()), device="cpu")
+    assert close(outputs(learner, "class-il"), wanted["outputs"])
+    learner.learn(task(1, "class-il"), progress=False)
+    learner.forget(data([0, 1, 2], n=9, seed=8))
+    assert close(outputs(learner, "class-il"), wanted["after"])
+
+
+def test_an_interrupted_task_is_continued(tmp_path):
+    wanted = EXPECTED["interrupted"]
+    shutil.copytree(SAVED / "interrupted", tmp_path / "interrupted")
+    learner = Learner.load(tmp_path / "interrupted", backbone(), device="cpu")
+    assert close(outputs(learner, "class-il"), wanted["outputs"])
+    steps = []
+    learner.learn(task(1, "class-il"), progress=steps.append)
+    assert len(steps) == 5, "five of nine steps were left"
+    assert close(outputs(learner, "class-il"), wanted["after"])
+
+
+class Headless(nn.Module):
+    """The classifier that was adopted, without its head."""
+
+    def __init__(self, body):
+        super().__init__()
+        self.body, self.fc = body, nn.Identity()
+
+    def forward(self, x):
+        return self.fc(self.body(x))

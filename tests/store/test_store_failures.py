@@ -1,0 +1,254 @@
+"""Full disks, failing calls, kills and other processes: a store is as before or as after."""
+
+import builtins
+import errno
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from dlcft.learner.state import Home
+from dlcft.store import _lock
+from dlcft.store import files as _files
+from dlcft.store.files import CheckpointError, state_digest
+from dlcft.store.store import Store
+from tests.support.stores import MANIFEST, committed, content, digest, files
+
+
+class FullDisk:
+    """Lets `room` bytes through, over all files that are opened for writing."""
+
+    def __init__(self, room):
+        self.room = room
+
+    def open(self, path, mode="r", **options):
+        file = builtins.open(path, mode, **options)  # noqa: SIM115 (Limited closes it)
+        return Limited(file, self) if "x" in mode else file
+
+
+class Limited:
+    def __init__(self, file, disk):
+        self.file, self.disk = file, disk
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.file.close()
+
+    def __getattr__(self, name):
+        return getattr(self.file, name)
+
+    def write(self, data):
+        part = bytes(data)[: self.disk.room]
+        self.disk.room -= len(part)
+        self.file.write(part)
+        if len(part) < len(data):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_full_disk(tmp_path, monkeypatch):
+    store = committed(tmp_path, 2)
+    store.save_progress(*content(20))
+    before, room, actions = files(tmp_path), 0, 0
+    for action in (lambda: store.save_progress(*content(21)), lambda: store.commit(*content(3))):
+        for room in [0, 5, 300, 900, 1_000, 1_300, 10**9]:
+            monkeypatch.setattr(_files, "open", FullDisk(room).open, raising=False)
+            if room == 10**9:
+                action()
+                break
+            with pytest.raises(OSError, match=r"cannot be written \(No space left on device\); its versions are as"):
+                action()
+            actions += 1
+            assert files(tmp_path) == before
+            assert digest(store) == state_digest(*content(2))
+            assert state_digest(*store.load_progress()) in {state_digest(*content(seed)) for seed in (20, 21)}
+        before = files(tmp_path)
+    assert actions == 12
+    assert digest(store) == state_digest(*content(3))
+
+
+@pytest.mark.parametrize("function", ["fsync", "replace"])
+@pytest.mark.parametrize("call", [1, 2, 3, 4])
+def test_failing_calls(tmp_path, monkeypatch, function, call):
+    """A commit syncs the data, the directory, the manifest, the directory, and renames twice."""
+    store, genuine, calls = committed(tmp_path, 2), getattr(os, function), []
+
+    def failing(*arguments):
+        calls.append(arguments)
+        if len(calls) == call:
+            raise OSError(errno.EIO, "Input/output error")
+        return genuine(*arguments)
+
+    monkeypatch.setattr(os, function, failing)
+    if function == "replace" and call > 2:
+        store.commit(*content(3))
+    else:
+        with pytest.raises(OSError, match="Input/output error"):
+            store.commit(*content(3))
+    number = store.current.number
+    assert number == (3 if call > 2 and not (function == "fsync" and call == 3) else 2)
+    assert digest(store) == state_digest(*content(number))
+    referenced = {v.file for v in store.versions()}
+    assert files(tmp_path).keys() == {MANIFEST, *referenced}
+
+
+@pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="the superuser may write anywhere")
+def test_read_only_directory(tmp_path):
+    store = committed(tmp_path)
+    tmp_path.chmod(0o500)
+    try:
+        with pytest.raises(PermissionError, match="cannot be written"):
+            store.commit(*content(2))
+        assert digest(store) == state_digest(*content(1))
+    finally:
+        tmp_path.chmod(0o700)
+
+
+def test_what_a_read_only_directory_answers(tmp_path, monkeypatch):
+    """The same for the superuser, whom permissions do not bind."""
+    store, genuine = committed(tmp_path), os.open
+
+    def forbidden(path, flags, *mode):
+        if flags & (os.O_CREAT | os.O_WRONLY | os.O_RDWR):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return genuine(path, flags, *mode)
+
+    monkeypatch.setattr(os, "open", forbidden)
+    for action in (lambda: store.commit(*content(2)), store.rollback, store.clear_progress):
+        with pytest.raises(PermissionError, match=r"cannot be written \(Permission denied\)"):
+            action()
+    assert digest(store) == state_digest(*content(1))
+
+
+COMMITTING = """
+import os, sys, torch
+from dlcft.store.store import Store
+torch.set_num_threads(1)
+# torch is imported once; each child is a process that commits until it is killed
+for line in sys.stdin:
+    child = os.fork()
+    if child == 0:
+        store = Store(sys.argv[1])
+        while True:
+            n = store.history[-1]["version"] + 1 if store.history else 1
+            store.save_progress({"t": torch.full((200_000,), float(n))}, {"n": n})
+            store.commit({"t": torch.full((200_000,), float(n))}, {"n": n})
+    print(child, flush=True)
+    os.waitpid(child, 0)
+    print("dead", flush=True)
+"""
+
+
+def test_kill_at_any_moment(tmp_path):
+    generator, last, dirty, store, period = random.Random(0), 0, 0, Store(tmp_path), 0.0
+    process = subprocess.Popen(
+        [sys.executable, "-c", COMMITTING, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with process:
+        for _ in range(20):
+            process.stdin.write("\n")
+            process.stdin.flush()
+            child = int(process.stdout.readline())
+            start = time.perf_counter()
+            while not store.versions():  # the first child tells how long a commit takes on this disk
+                time.sleep(0.001)
+            period = period or 3 * (time.perf_counter() - start)
+            time.sleep(generator.uniform(0, period))
+            os.kill(child, signal.SIGKILL)
+            assert process.stdout.readline() == "dead\n"
+            tensors, header = store.read()
+            assert header["n"] == store.current.number >= last
+            assert torch.equal(tensors["t"], torch.full((200_000,), float(header["n"])))
+            last = header["n"]
+            progress = store.load_progress()
+            assert progress is None or progress[1]["n"] == last + 1
+            referenced = {MANIFEST, *(v.file for v in store.versions())}
+            dirty += any(name not in referenced for name in files(tmp_path))
+        process.stdin.close()
+    assert last > 1, "the children did commit"
+    assert dirty > 0, "some were killed at work"
+    store.commit(*content(1))
+    assert files(tmp_path).keys() == {MANIFEST, *(v.file for v in store.versions())}
+    assert store.current.number == last + 1
+
+
+HOLDING = """
+import sys, time
+from dlcft.store.store import Store
+with Store(sys.argv[1]).lock():
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_two_processes(tmp_path):
+    store = committed(tmp_path)
+    holder = subprocess.Popen([sys.executable, "-c", HOLDING, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    with holder:
+        assert holder.stdout.readline() == "held\n"
+        before = files(tmp_path)
+        for action in (lambda: store.commit(*content(2)), store.rollback, lambda: store.save_progress({}, {})):
+            with pytest.raises(CheckpointError, match=rf"is in use by process {holder.pid}; wait"):
+                action()
+        assert files(tmp_path) == before
+        assert digest(store) == state_digest(*content(1)), "reading needs no lock"
+        holder.kill()
+    assert store.commit(*content(2)) == 2
+
+
+def test_the_lock_nests_and_ends(tmp_path):
+    store = Store(tmp_path)
+    with store.lock(), store.lock():
+        store.commit(*content(1))
+        with pytest.raises(CheckpointError, match=f"in use by process {os.getpid()};"):
+            Store(tmp_path).commit(*content(2))
+    assert Store(tmp_path).commit(*content(2)) == 2
+    with pytest.raises(KeyError), store.lock():
+        raise KeyError
+    with Store(tmp_path).lock():
+        pass
+
+
+def test_a_lock_that_its_holder_removes_is_taken_anew(tmp_path, monkeypatch):
+    removed, take = [], _lock._take
+
+    def after_removal(file):
+        if not removed:  # the holder ends between opening and locking
+            removed.append((tmp_path / ".lock").unlink())
+        take(file)
+
+    monkeypatch.setattr(_lock, "_take", after_removal)
+    with Store(tmp_path).lock(), pytest.raises(CheckpointError, match="in use"), Store(tmp_path).lock():
+        pass
+    assert removed
+
+
+def test_only_what_a_first_commit_made_is_abandoned(tmp_path):
+    store = Store(tmp_path / "model")
+    store.commit(*content(1))
+    store.abandon(None)
+    with Store(tmp_path / "model").lock():
+        store.abandon(store.current.sha256)
+    assert store.current.number == 1
+    store.abandon(store.current.sha256)
+    assert list((tmp_path / "model").iterdir()) == []
+    store.commit(*content(1))
+    store.commit(*content(2))
+    store.abandon(store.current.sha256)
+    assert store.current.number == 2
+
+
+def test_what_cannot_be_written_is_told_once(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(27, "File too large")
+
+    home = Home(tmp_path)
+    monkeypatch.setattr("dlcft.store.store.write_tensors", full)
+    with pytest.raises(OSError, match=r"cannot be written \(File too large\)"):
+        home.commit(*content(1), keep=1)

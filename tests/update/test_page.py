@@ -1,0 +1,125 @@
+"""The page of an update: it holds the facts, fits any width, and fetches nothing."""
+
+import re
+import shutil
+
+import pytest
+
+from dlcft.update.page import to_html
+from dlcft.update.update import Disk, Flip, Update
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+KEPT = [
+    {"version": 2, "bytes": 201_000_000, "created": "2026-11-16T06:00:00+00:00", "current": False},
+    {"version": 3, "bytes": 202_000_000, "created": "2026-11-16T07:00:00+00:00", "current": True},
+]
+
+
+def made(labels=("cat", "dog", "owl"), **changes):
+    facts = {
+        "samples": 120,
+        "learned": dict.fromkeys(labels[1:], 40),
+        "new_labels": [labels[-1]],
+        "predicted_increase": 0.031,
+        "accuracy": 0.8,
+        "accuracy_before": 0.9,
+        "drop": 0.05,
+        "flips": 0.1,
+        "flipped": [Flip("holdout/" + "long-name-" * 20 + ".png", labels[0], labels[-1])] * 2,
+        "per_class": dict.fromkeys(labels, (8, 10)),
+        "per_class_before": dict.fromkeys(labels[:-1], 9),
+        "temperature": 2.5,
+        "calibration_error": 0.04,
+        "calibration": [(0.5, 0.45, 10), (0.95, 1.0, 20)],
+        "gates": [],
+        "accepted": True,
+        "version": 3,
+        "seconds": 12.5,
+        "tasks": [
+            {"samples": 100, "predicted_increase": None, "accuracy": 0.9},
+            {"samples": 90, "predicted_increase": 0.01, "accuracy": None},
+            {"samples": 120, "predicted_increase": 0.031, "accuracy": 0.8},
+        ],
+        "disk": Disk(202_000_000, KEPT, [1]),
+    }
+    return Update(**facts | changes)
+
+
+FIRST = made(
+    per_class={},
+    per_class_before={},
+    flipped=[],
+    calibration=[],
+    tasks=[{"samples": 120, "predicted_increase": None, "accuracy": None}],
+    disk=Disk(202_000_000, KEPT[1:], []),
+    **dict.fromkeys(("accuracy", "accuracy_before", "drop", "flips", "temperature", "calibration_error")),
+    predicted_increase=None,
+)
+MANY = made(labels=tuple(f"a label with a long name, number {n}" for n in range(150)), gates=["x"], accepted=False)
+
+
+def figures(page):
+    return re.findall(r'role="img" aria-label="([^"]*)"', page)
+
+
+def test_the_facts_are_there():
+    page = to_html(made(), model="scenes", origin=[("backbone", "shipped")])
+    for words in ("scenes: version 3", "backbone shipped", "current", "New labels: owl", "10.0%", "+0.031", "202 MB"):
+        assert words in page
+    assert figures(page) == [
+        "Right answers for each label: cat 8 of 10; dog 8 of 10; owl 8 of 10",
+        "Answers before and now: right, as before 16, turned right 0, turned wrong 2, wrong, as before 2",
+        "Probability given against share of right answers; calibration error 0.040",
+        "Predicted rise of the old loss over updates: update 2: 0.01; update 3: 0.031",
+        "Accuracy on what was held out over updates: update 1: 90; update 3: 80",
+        "Versions kept: version 2 201 MB, version 3, current 202 MB",
+    ]
+    assert "removed: version 1" in page
+
+
+def test_a_first_update_without_a_holdout():
+    page = to_html(FIRST, model="scenes")
+    assert figures(page) == ["Versions kept: version 3, current 202 MB"]
+    assert "Nothing was held out" in page
+
+
+def test_a_gate_and_many_labels():
+    page = to_html(MANY, model="scenes")
+    assert "Kept, but not current" in page
+    assert "All 150 labels" in page
+    assert len(re.findall("8 of 10", figures(page)[0])) == 24
+
+
+def test_names_cannot_be_markup():
+    page = to_html(made(labels=("<script>alert(1)</script>", "b&c", '"')), model="<b>")
+    assert "<script>alert" not in page
+    assert "<b>:" not in page
+
+
+@pytest.fixture(scope="module")
+def browser():
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    if CHROMIUM is None:
+        pytest.skip("no chromium is installed")
+    with sync_api.sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@pytest.mark.parametrize("done", [made(), FIRST, MANY], ids=["usual", "first", "many"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_it_fits_and_fetches_nothing(browser, tmp_path, done, width):
+    file = tmp_path / "page.html"
+    file.write_text(to_html(done, model="scenes" * 12), encoding="utf-8")
+    page = browser.new_page(viewport={"width": width, "height": 800})
+    requests, complaints = [], []
+    page.on("request", lambda request: requests.append(request.url))
+    page.on("console", lambda message: complaints.append(message.text))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.goto(file.as_uri())
+    page.evaluate("document.querySelectorAll('details').forEach(details => { details.open = true; })")
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    assert [url for url in requests if not url.startswith("data:")] == [file.as_uri()]
+    assert complaints == []
+    page.close()
