@@ -58,13 +58,13 @@ def main() -> None:
         store, target = Store(Path(name) / "store"), Path(name) / "copy"
         store.commit(tensors, header)
         source = Path(name) / "source"
-        copy(store.directory / store.versions()[0].file, source)
-        assert state_digest(*store.read()) == state_digest(tensors, header)
+        copy(store.directory / store.look().versions[0].file, source)
+        assert state_digest(store.load()[0], store.current.header) == state_digest(tensors, header)
         seconds = medians(
             {
                 "copy": lambda: copy(source, target),
                 "save": lambda: store.commit(tensors, header),
-                "load": lambda: store.read(),
+                "load": store.load,
             }
         )
         step = medians({"step": epoch(WIDTH, "small", images(BATCH, 32))}, 3)["step"]

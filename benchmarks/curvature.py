@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from dlcft import Classifier, CrossEntropy, Curvature, Linearized, Memory, ScaledMSE, estimate, fold_batchnorm
 from dlcft.backbones import ResNet18, shipped_resnet18
-from dlcft.bench.datasets import digits
+from dlcft.bench.datasets import load
 from dlcft.curvature.blocks import Block, Kronecker
 from dlcft.curvature.grams import Layer
 from dlcft.curvature.losses import Loss
@@ -166,14 +166,15 @@ def error(found: Curvature, reference: Curvature, directions: list[dict[str, Ten
 
 def part_of_the_samples(samples: int, draws: int, rounds: int) -> None:
     """On the shipped network and real images, whose samples differ as a user's do."""
-    data = digits()
+    data = load("digits")
+    train, test = data.preprocess(data.x_train), data.preprocess(data.x_test)
     model = classifier(fold_batchnorm(shipped_resnet18()), 128, linear=True, outputs=10)
-    x, y = data.x_train[:samples].contiguous(memory_format=torch.channels_last), data.y_train[:samples]
+    x, y = train[:samples].contiguous(memory_format=torch.channels_last), data.y_train[:samples]
     batches = list(zip(x.split(BATCH), y.split(BATCH), strict=True))
     params = model.params(HEAD)
     torch.manual_seed(4)
     random = [{n: torch.randn_like(p) for n, p in params.items()} for _ in range(8)]
-    steps = gradients(model, list(zip(data.x_test.split(32), data.y_test.split(32), strict=True))[:8])
+    steps = gradients(model, list(zip(test.split(32), data.y_test.split(32), strict=True))[:8])
     rows = []
     for e in ("kfac", "exact-tk", "tkfac", "diagonal", "ekfac"):
         programs = {"all": estimation(e, model, batches), "half": estimation(e, model, batches, samples=samples // 2)}

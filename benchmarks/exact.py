@@ -39,7 +39,7 @@ def filled(width: int) -> RidgeSums:
 def measure(width: int, budget: int, samples: int, rounds: int) -> list[str]:
     batches = images(samples, 32)
     backbone = network(width, "small")
-    share = RECIPES["dlcft-exact"].tangent_share
+    share = RECIPES["dlcft-exact"].settings["tangent_share"]
     features = TangentFeatures(backbone, torch.ones(1, 8 * width), features=budget, share=share)
     total = filled(features.length + 8 * width)
     programs: dict[str, Callable[[], object]] = {

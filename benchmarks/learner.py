@@ -122,7 +122,7 @@ def beside_a_loop(samples: int, epochs: int, rounds: int) -> None:
         cases.items(), ("none", "none-linear")
     ):
         loop = {"scenario": "data-il", "batchnorm": "frozen", "epochs": epochs, "batch_size": BATCH}
-        learner = Learner(backbone, recipe, optimizer="sgd", head="zero", device="cpu", **loop, **SGD)
+        learner = Learner(backbone, recipe, optimizer="sgd", head_start="zero", device="cpu", **loop, **SGD)
         linear = recipe == "none-linear"
         network = Linearized(fold_batchnorm(backbone)) if linear else copy.deepcopy(backbone)
         model = nn.Sequential(network, head(features))
@@ -166,7 +166,7 @@ def beside_no_memory(samples: int, epochs: int, rounds: int) -> None:
     medians({name: partial(learner.learn, data, progress=False) for name, learner in learners.items()}, rounds)
 
     def each(name: str, entry: str) -> list[float]:
-        return [task[entry] for task in learners[name].history[-rounds:]]
+        return [getattr(record, entry) for record in learners[name].history[-rounds:]]
 
     rows = []
     for name, without in WITHOUT.items():

@@ -1,4 +1,4 @@
-"""What each switch of `dlcft` does: accuracy after a stream of tasks, and predicted against measured forgetting.
+"""The effect of each switch of `dlcft`: accuracy after a stream of tasks, and predicted against measured forgetting.
 
     python benchmarks/switches.py --data cifar100.npz   # 20 classes of CIFAR-100 in 5 tasks: about ten minutes
     python benchmarks/switches.py --data cifar100.npz --scenario class-il --only dlcft ridge
@@ -8,7 +8,7 @@ The file holds `x_train` (N×H×W×3, uint8) and `y_train`; nothing else in it i
 these training images, never on test images, so that settings may be chosen by it.
 
 The first table takes one step of a stream: task 1 is remembered by each curvature, task 2 learned without a penalty, so
-that there is something to predict. Measured is the rise of task 1's own mean loss; predicted is what the memory says
+that there is something to predict. Measured is the rise of task 1's own mean loss; the memory predicts it
 without task 1's data.
 """
 
@@ -26,33 +26,33 @@ from torch import Tensor
 
 from dlcft import Learner, ScaledMSE
 from dlcft.backbones import MEAN, STD, shipped_resnet18
-from dlcft.bench.datasets import digits
+from dlcft.bench.datasets import load as load_images
 from dlcft.curvature.memory import Memory
 from dlcft.methods import Quadratic
-from dlcft.methods.recipes import Scenario
+from dlcft.methods.settings import Scenario
 
 Pair = tuple[Tensor, Tensor]
 
 ROWS: dict[str, tuple[str, dict[str, object]]] = {
-    "none (linearised)": ("none-linear", {"head": "zero"}),
+    "none (linearised)": ("none-linear", {"head_start": "zero"}),
     "dlcft-paper": ("dlcft-paper", {}),
     "… curvature=diagonal": ("dlcft-paper", {"curvature": "diagonal"}),
     "… curvature=kfac": ("dlcft-paper", {"curvature": "kfac"}),
     "… curvature=exact-tk": ("dlcft-paper", {"curvature": "exact-tk"}),
     "… curvature=exact-ekfac": ("dlcft-paper", {"curvature": "exact-ekfac"}),
-    "… exact-tk, head=ridge": ("dlcft-paper", {"curvature": "exact-tk", "head": "ridge"}),
+    "… exact-tk, head=ridge": ("dlcft-paper", {"curvature": "exact-tk", "head_start": "ridge"}),
     "… exact-tk, first_order": ("dlcft-paper", {"curvature": "exact-tk", "first_order": True}),
     "… exact-tk, lr=3e-4": ("dlcft-paper", {"curvature": "exact-tk", "lr": 3e-4}),
     "… exact-tk, lr=1e-3": ("dlcft-paper", {"curvature": "exact-tk", "lr": 1e-3}),
     "… exact-tk, lr=1e-3, cosine": ("dlcft-paper", {"curvature": "exact-tk", "lr": 1e-3, "schedule": "cosine"}),
-    "none, lr=1e-3": ("none-linear", {"head": "zero", "lr": 1e-3}),
+    "none, lr=1e-3": ("none-linear", {"head_start": "zero", "lr": 1e-3}),
     "dlcft": ("dlcft", {}),
-    "dlcft, head=zero": ("dlcft", {"head": "zero"}),
+    "dlcft, head=zero": ("dlcft", {"head_start": "zero"}),
     "dlcft, adapt=always": ("dlcft", {"adapt": "always"}),
     "ridge": ("ridge", {}),
     "dlcft-exact": ("dlcft-exact", {}),
-    "joint (linearised)": ("joint-linear", {"head": "zero"}),
-    "joint, lr=1e-3": ("joint-linear", {"head": "zero", "lr": 1e-3}),
+    "joint (linearised)": ("none-linear", {"head_start": "zero"}),
+    "joint, lr=1e-3": ("none-linear", {"head_start": "zero", "lr": 1e-3}),
 }
 
 
@@ -69,8 +69,9 @@ def cifar(path: Path, classes: int, per_class: int) -> tuple[Pair, Pair]:
 
 
 def few_digits() -> tuple[Pair, Pair]:
-    data = digits()
-    return (data.x_train[:400], data.y_train[:400]), (data.x_train[400:700], data.y_train[400:700])
+    data = load_images("digits")
+    x, y = data.preprocess(data.x_train[:700]), data.y_train
+    return (x[:400], y[:400]), (x[400:], y[400:700])
 
 
 def tasks_of(data: Pair, count: int, seed: int, scenario: Scenario = "data-il") -> list[Pair]:
@@ -80,12 +81,11 @@ def tasks_of(data: Pair, count: int, seed: int, scenario: Scenario = "data-il") 
     return [(data[0][part], data[1][part]) for part in order.chunk(count)]
 
 
-def final_accuracies(
-    method: str, settings: dict[str, object], stream: list[Pair], held_out: list[Pair], seed: int, scenario: Scenario
-) -> list[float]:
+def final_accuracies(name: str, stream: list[Pair], held_out: list[Pair], seed: int, scenario: Scenario) -> list[float]:
     """On each part of the held-out images."""
+    method, settings = ROWS[name]
     learner = Learner(shipped_resnet18(), method, scenario=scenario, seed=seed, **settings)
-    if method.startswith("joint"):
+    if name.startswith("joint"):
         stream = [tuple(torch.cat(parts) for parts in zip(*stream, strict=True))]
     for task in stream:
         learner.learn(task)
@@ -98,13 +98,10 @@ def accuracies(
     data, held_out = load()
     asked = tasks_of(held_out, tasks, 0, scenario) if scenario == "class-il" else [held_out]
     rows = []
-    for name, (method, settings) in ROWS.items():
+    for name in ROWS:
         if only and name not in only:
             continue
-        found = [
-            final_accuracies(method, settings, tasks_of(data, tasks, s, scenario), asked, s, scenario)
-            for s in range(seeds)
-        ]
+        found = [final_accuracies(name, tasks_of(data, tasks, s, scenario), asked, s, scenario) for s in range(seeds)]
         means = [statistics.mean(one) for one in found]
         spread = f" ± {statistics.stdev(means):.1f}" if seeds > 1 else ""
         by_task = ", ".join(f"{value:.0f}" for value in found[0])

@@ -31,7 +31,7 @@ from dlcft.bench.streams import Pair, validation_part
 from dlcft.closed_form.features import FlipAveraged, TangentFeatures
 from dlcft.closed_form.sums import RidgeSums
 from dlcft.data.images import Preprocess
-from dlcft.learner.build import DIRECTION_SAMPLES, first_features, prepared
+from dlcft.learner.build import Builder
 from dlcft.methods.recipes import RECIPES
 from dlcft.methods.ridge import accuracy_share
 
@@ -104,11 +104,18 @@ def features_of(sketch: nn.Module, read: Preprocess, x: Tensor) -> Iterator[Tens
 def by_size(train: Pair, held_out: Pair, largest: int, random: int) -> list[tuple[int, int, float]]:
     """(random features, features, accuracy) for parts of one large sketch, from one pass over the data."""
     backbone = load_backbone("shipped")
-    network = prepared(backbone.module, RECIPES["tangent"], None, backbone.preprocess)
+    builder = Builder(
+        backbone.module,
+        RECIPES["tangent"],
+        train=None,
+        preprocess=backbone.preprocess,
+        seed=0,
+        device=torch.device("cpu"),
+    )
     read = replace(backbone.preprocess, mean=None, std=None)  # the network normalises its images itself
-    z = first_features(network, read(train[0][:: max(1, len(train[0]) // DIRECTION_SAMPLES)]))
+    z = builder.features(read(train[0][:: max(1, len(train[0]) // 256)]))
     principal = torch.linalg.svd((z - z.mean(0)).double(), full_matrices=False)[2][:1]
-    sketch = TangentFeatures(network, principal, features=largest, random=random)
+    sketch = TangentFeatures(builder.backbone, principal, features=largest, random=random)
     sums = RidgeSums.empty(z.shape[1] + random + sketch.length)
     sums = sums.extend(zip(features_of(sketch, read, train[0]), train[1].split(BATCH), strict=True))
     asked = torch.cat(list(features_of(sketch, read, held_out[0]))).double()

@@ -23,8 +23,7 @@ from measure import table
 from torch import nn
 
 from dlcft import Learner
-from dlcft.update.forecast import learning_seconds
-from dlcft.update.trial import apart, measure_learning, peak_memory
+from dlcft.update.forecast import apart, learning_seconds, measure_learning, peak_memory
 
 IMAGES, EPOCHS, CLASSES = 1000, 5, 10
 NETWORKS = {  # timm's name, and its last stage

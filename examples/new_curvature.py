@@ -2,8 +2,9 @@
 
     python examples/new_curvature.py
 
-`Statistics` sums over samples what one layer's rows say, and turns the sum into a block; hooks, passes over the data,
-the head, merging and the penalty are there already.
+A `Statistics` sums one layer's rows over samples, and turns the sum into a block; hooks, passes over the data, the
+head, merging and the penalty are there already. On the command line and in experiments it is
+`--method dlcft --set adapt=always --set curvature=new_curvature:LayerMean`.
 """
 
 from collections.abc import Sequence
@@ -23,7 +24,7 @@ class LayerMean(Statistics):
     def add(self, inputs: Sequence[Tensor], grads: Sequence[Sequence[Tensor]]) -> None:
         """One batch: the layer's inputs, and for each draw the gradients at its outputs."""
         for gs in grads:
-            self._sum("squares", grams.squared_gradient(self.layer, inputs, gs))
+            self.add_to("squares", grams.squared_gradient(self.layer, inputs, gs))
 
     def blocks(self, count: int) -> dict[str, Block]:
         """The blocks by name, of the mean over `count` samples."""
@@ -35,8 +36,7 @@ def main() -> None:
     """Learn two tasks with it, and say how much the first was hurt."""
     torch.manual_seed(0)
     backbone = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 8))
-    learner = Learner(backbone, "dlcft", epochs=20, lr=1e-2)
-    learner.method.curvature = LayerMean
+    learner = Learner(backbone, "dlcft", curvature=LayerMean, adapt="always", epochs=20, lr=1e-2)
     for shift in (0.0, 1.0):
         x = torch.randn(100, 4) + shift
         learner.learn((x, (x[:, 0] > x[:, 1]).long()))

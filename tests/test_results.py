@@ -1,9 +1,9 @@
-"""What the docs say of the committed results is what `dlcft report` makes of them."""
+"""The tables in the docs are those that `dlcft report` makes of the committed results."""
 
 from pathlib import Path
 
 from dlcft.bench.paper import ARTEFACTS
-from dlcft.bench.report import read_results, read_tuned, to_markdown
+from dlcft.bench.report import read_results, to_markdown
 from tests.support.documents import ROOT
 
 RUNS = ROOT / "results" / "mini"
@@ -12,7 +12,7 @@ RUNS = ROOT / "results" / "mini"
 def tables(folder: Path) -> list[str]:
     """The paper's tables, as `dlcft report --format md` prints them."""
     titles = [artefact.title for artefact in ARTEFACTS.values() if artefact.kind == "table"]
-    text = to_markdown(read_results(folder), tuned=read_tuned(folder))
+    text = to_markdown(read_results(folder))
     return [table.strip() for table in text.split("### ") if table.startswith(tuple(titles))]
 
 

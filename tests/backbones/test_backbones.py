@@ -15,7 +15,6 @@ from dlcft.backbones import (
     ResNet18,
     load_backbone,
     load_classifier,
-    load_features,
     shipped_resnet18,
 )
 from dlcft.data.images import Preprocess
@@ -126,8 +125,6 @@ class TestMistakes:
         assert "conv1.weight is (4, 3, 3, 3), not (4, 3, 7, 7)" in message
         with pytest.raises(ValueError, match=r"and \d+ more"):
             load_backbone("resnet18-32", weights=tmp_path / "other.pth", width=2)
-        with pytest.raises(ValueError, match=r"missing: conv1\.weight"):
-            load_features(ResNet18(2), {})
 
     def test_files_that_are_none(self, tmp_path):
         for name in ("empty.pth", "empty.safetensors"):

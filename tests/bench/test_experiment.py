@@ -2,7 +2,7 @@
 
 import json
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import joblib
 import numpy as np
@@ -16,10 +16,11 @@ from dlcft.bench import experiment as module
 from dlcft.bench.datasets import load
 from dlcft.bench.events import append_event
 from dlcft.bench.experiment import Experiment, Result, make_stream, run
-from dlcft.bench.metrics import nearest_neighbours
-from dlcft.bench.probes import NEIGHBOURS, Examiner, evenly, old_loss
+from dlcft.bench.metrics import NEIGHBOURS, Examiner, evenly, nearest_neighbours
+from dlcft.bench.report import to_html
 from dlcft.learner.learner import Learner
-from dlcft.methods.recipes import RECIPES
+from dlcft.methods import Finetune
+from dlcft.methods.recipes import RECIPES, Recipe
 
 SMALL = Experiment(dataset="digits", tasks=2, size=8, classes=4, per_class=6)
 TRAINED = {"epochs": 2, "batch_size": 8}
@@ -41,6 +42,28 @@ def figures(result):
 
 class Killed(BaseException):
     pass
+
+
+@dataclass
+class Gentle(Finetune):
+    """A method of one's own, with a setting of its own."""
+
+    strength: float = 1.0
+
+    def objective(self, task, batch):
+        head = task.model.head(task.head).weight
+        return super().objective(task, batch) + self.strength * head.square().sum()
+
+
+def test_a_method_of_ones_own(tmp_path):
+    experiment = small(f"{__name__}:Gentle", settings={"strength": 3.0})
+    result = compute(experiment, tmp_path)
+    assert (tmp_path / experiment.file).exists()
+    assert result.recipe["method"] == {"kind": f"{__name__}:Gentle", "strength": 3.0}
+    assert compute(experiment, tmp_path) == result
+    assert "Gentle" in to_html([result])
+    with pytest.raises(ValueError, match="has no setting 'strenght'"):
+        small(f"{__name__}:Gentle", settings={"strenght": 3.0})
 
 
 def test_killed_and_resumed(tmp_path, monkeypatch):
@@ -73,7 +96,7 @@ def test_never_computed_twice(tmp_path, monkeypatch):
 
 
 def test_json_round_trip(tmp_path):
-    experiment = small("none", settings={"lr": 1e-3, "curvature_samples": None})
+    experiment = small("none", settings={"lr": 1e-3, "clip": None})
     result = compute(experiment, tmp_path)
     assert Result.read(tmp_path / experiment.file) == result
     assert Experiment(**json.loads(json.dumps(experiment.to_dict()))) == experiment
@@ -83,12 +106,20 @@ def test_json_round_trip(tmp_path):
         Result.read(tmp_path / "other.json")
 
 
+def test_a_result_notes_its_row(tmp_path):
+    assert compute(small("ridge"), tmp_path).row is None
+    noted = run(small("ridge"), tmp_path, row="ridge", tuned=True)
+    assert (noted.row, noted.tuned) == ("ridge", True)
+    assert compute(small("ridge"), tmp_path) == noted == Result.read(tmp_path / small("ridge").file)
+    assert run(small("none"), tmp_path, row="None", report=lambda line: None).row == "None"
+
+
 @pytest.mark.parametrize("scenario", ["data-il", "task-il", "class-il"])
-@pytest.mark.parametrize("method", ["none", "joint", "ranpac"])
-def test_shapes(method, scenario, tmp_path):
+@pytest.mark.parametrize(("method", "joint"), [("none", False), ("none", True), ("ranpac", False)])
+def test_shapes(method, joint, scenario, tmp_path):
     settings = {"random_features": 32} if method == "ranpac" else {}
-    result = compute(small(method, scenario=scenario, settings=settings), tmp_path)
-    joint, shared = method == "joint", scenario == "data-il"
+    result = compute(small(method, scenario=scenario, joint=joint, settings=settings), tmp_path)
+    shared = scenario == "data-il"
     assert len(result.history) == (1 if joint else 2)
     assert len(result.history[-1]["accuracy"]) == (1 if shared else 2)
     assert result.curve[-1] == (len(result.history), pytest.approx(result.accuracy))
@@ -154,15 +185,15 @@ def test_the_probe_of_features(tmp_path):
     assert result.knn[0][1] == pytest.approx(float((found == task.test[1]).double().mean()), abs=0.02)
 
 
-def test_images_that_were_sized_as_they_were_read_stay_as_they_are(tmp_path):
+def test_images_that_were_sized_as_they_were_read_stay_as_they_are():
     backbone = module.load_backbone("shipped")
     images = load("digits")
     sized = [
-        module._learner(SMALL if size else replace(SMALL, size=None), backbone, given, tmp_path / name).preprocess.size
-        for name, size, given in (
-            ("asked", 8, images),
-            ("backbone", None, images),
-            ("own", None, replace(images, preprocess=replace(images.preprocess, size=None))),
+        module._preprocess(SMALL if size else replace(SMALL, size=None), backbone, given).size
+        for size, given in (
+            (8, images),
+            (None, images),
+            (None, replace(images, preprocess=replace(images.preprocess, size=None))),
         )
     ]
     assert sized == [(8, 8), (32, 32), None]
@@ -173,15 +204,15 @@ def test_images_that_were_sized_as_they_were_read_stay_as_they_are(tmp_path):
     [
         ({"scenario": "domain-il"}, "unknown scenario"),
         ({"method": "ewk"}, "did you mean 'ewc'"),
-        ({"settings": {"epoch": 1}}, "did you mean 'epochs'"),
+        ({"method": "none", "settings": {"epoch": 1}}, "did you mean 'epochs'"),
         ({"tasks": 0}, "tasks is 0"),
         ({"first": 3}, "first is 3"),
         ({"knn": -1}, "knn is -1"),
         ({"per_class": -1}, "per_class is -1"),
         ({"turn": float("nan")}, "turn is nan"),
-        ({"settings": {"clip": -1.0}}, "clip is -1"),
-        ({"settings": {"momentum": 2.0}}, "momentum is 2"),
-        ({"settings": {"curvature_samples": 2.5}}, "curvature_samples is 2.5"),
+        ({"method": "none", "settings": {"clip": -1.0}}, "clip is -1"),
+        ({"method": "none", "settings": {"momentum": 2.0}}, "momentum is 2"),
+        ({"method": "ewc", "settings": {"curvature_samples": 2.5}}, "curvature_samples is 2.5"),
     ],
 )
 def test_what_cannot_be_run(changes, sentence):
@@ -208,7 +239,7 @@ def test_the_old_loss_is_the_mean_over_tasks():
     for task in stream.tasks:
         learner.learn(task.train, head=task.head)
     by_hand = [learner.evaluate(evenly(task.train, 3), head=task.head)["loss"] for task in stream.tasks]
-    assert old_loss(learner, stream.tasks, images=9) == pytest.approx(sum(by_hand) / 3)
+    assert Examiner(learner, stream).old_loss(3, images=9) == pytest.approx(sum(by_hand) / 3)
     assert [len(y) for _, y in (evenly(stream.tasks[0].train, count) for count in (3, 10**6))] == [3, 12]
 
 
@@ -297,21 +328,14 @@ def test_a_result_of_other_data_or_another_recipe_is_not_taken_for_it(tmp_path, 
         ):
             if turn == 0:
                 result = run(experiment, tmp_path / "out", data=data, report=lambda line: None)
-                assert result.recipe["augment"] is not None
+                assert Recipe.from_dict(result.recipe).settings["augment"] is not None
                 assert run(experiment, tmp_path / "out", data=data) == result
             else:
                 with pytest.raises(ValueError, match="is a result with other data"):
                     run(experiment, tmp_path / "out", data=data)
     run(small("ridge"), tmp_path, report=lambda line: None)
-    monkeypatch.setitem(RECIPES, "ridge", replace(RECIPES["ridge"], weigh_by="tasks"))
+    monkeypatch.setitem(RECIPES, "ridge", RECIPES["ridge"].with_settings({"weigh_by": "tasks"}))
     with pytest.raises(ValueError, match="is a result with weigh_by='samples', now 'tasks'"):
-        run(small("ridge"), tmp_path)
-    monkeypatch.setitem(RECIPES, "ridge", replace(RECIPES["ridge"], weigh_by="samples", tangent_share=0.5))
-    path = tmp_path / small("ridge").file
-    older = json.loads(path.read_text())
-    del older["recipe"]["tangent_share"]
-    path.write_text(json.dumps(older))
-    with pytest.raises(ValueError, match=r"is a result with tangent_share=1.0, now 0.5"):
         run(small("ridge"), tmp_path)
 
 

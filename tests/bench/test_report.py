@@ -5,7 +5,7 @@ import io
 import json
 import re
 import statistics
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 
@@ -34,8 +34,8 @@ FINAL = {
     "dlcft": 0.71,
     "ranpac": 0.79,
     "dlcft-exact": 0.86,
-    "joint": 0.88,
-    "joint-linear": 0.85,
+    "none (joint)": 0.88,
+    "none-linear (joint)": 0.85,
 }
 CLOSED = ("ranpac", "dlcft-exact")
 
@@ -66,13 +66,19 @@ def made(experiment, final, *, settled=True):
         history.append(entry)
     seconds = sum(entry["seconds_training"] + entry["seconds_remembering"] for entry in history)
     size = 2_900_000 + 14_000_000 * ("dlcft" in experiment.method)
-    return Result(experiment, history, seconds + 3, seconds, size, dict(ENVIRONMENT))
+    recipe = experiment.recipe.to_dict()
+    return Result(experiment, history, seconds + 3, seconds, size, dict(ENVIRONMENT), recipe)
+
+
+def named(base, title, **changes):
+    """The experiment of a method, joint or not, by its title."""
+    return replace(base, method=title.removesuffix(" (joint)"), joint=title.endswith(" (joint)"), **changes)
 
 
 def several(base, methods=FINAL, seeds=(0, 1, 2), unsettled=("ewc",)):
     return [
         made(
-            replace(base, method=method, seed=seed, settings={} if method in CLOSED else {"epochs": 3}),
+            named(base, method, seed=seed, settings={} if method in CLOSED else {"epochs": 3}),
             FINAL[method] + 0.01 * (seed - 1),
             settled=method not in unsettled,
         )
@@ -100,7 +106,7 @@ def row_of(rows, method, base=NEW_CLASSES):
     (found,) = [
         row
         for row in rows
-        if (row.experiment.method, row.experiment.scenario, row.experiment.turn) == (method, base.scenario, base.turn)
+        if (row.experiment.title, row.experiment.scenario, row.experiment.turn) == (method, base.scenario, base.turn)
     ]
     return found
 
@@ -152,14 +158,14 @@ def test_recovered_distance_is_that_of_the_same_model_and_loss(results):
     # closed form has no None of its own
     assert row_of(rows, "ranpac").recovered is None
     assert row_of(rows, "ranpac").recovered_mixed == pytest.approx((0.79 - 0.31) / (0.88 - 0.31))
-    assert row_of(rows, "none").recovered is row_of(rows, "joint").recovered_mixed is None
+    assert row_of(rows, "none").recovered is row_of(rows, "none (joint)").recovered_mixed is None
 
 
 def test_recovered_distance_needs_both_ends_and_a_distance():
-    both = several(NEW_CLASSES, ["none", "ewc", "joint"], seeds=(0,))
-    assert summarise(both[:2])[1].recovered is None
+    both = several(NEW_CLASSES, ["none", "ewc", "none (joint)"], seeds=(0,))
+    assert row_of(summarise(both[:2]), "ewc").recovered is None
     upside_down = [both[0], both[1], made(both[2].experiment, 0.2)]
-    assert summarise(upside_down)[1].recovered is None
+    assert row_of(summarise(upside_down), "ewc").recovered is None
     for joint, told in ((0.315, False), (0.325, True)):  # None is at 0.30
         rows = summarise([*both[:2], made(both[2].experiment, joint)])
         assert (row_of(rows, "ewc").recovered is not None) is told
@@ -171,30 +177,26 @@ def test_of_several_references_the_one_trained_alike_then_the_best():
     base = replace(NEW_CLASSES, method="none")
     long = made(replace(base, settings={"epochs": 9}), 0.2)
     short = made(replace(base, settings={"epochs": 3}), 0.3)
-    stronger = made(replace(base, settings={"epochs": 3, "buffer": 1}), 0.4)
-    joint = made(replace(base, method="joint"), 0.9)
+    stronger = made(replace(base, settings={"epochs": 3, "clip": None}), 0.4)
+    joint = made(replace(base, joint=True), 0.9)
     ewc = made(replace(base, method="ewc", settings={"epochs": 3}), 0.6)
     rows = summarise([long, short, stronger, joint, ewc])
     assert row_of(rows, "ewc").recovered == pytest.approx((0.6 - 0.4) / (0.9 - 0.4))
-    nones = [row for row in rows if row.experiment.method == "none"]
-    assert len(set(labels(nones))) == 3
-    assert sum("epochs=9" in label for label in labels(nones)) == 1
+    nones = [row for row in rows if row.experiment.title == "none"]
+    assert sorted(labels(nones)) == ["none (clip=None, epochs=3)", "none (epochs=3)", "none (epochs=9)"]
 
 
 def test_names_of_variants_say_what_differs_or_are_numbered():
-    def named(*settings):
+    def labelled(*settings):
         return labels(summarise([made(replace(NEW_CLASSES, method="ewc", settings=one), 0.5) for one in settings]))
 
-    assert named({"epochs": 3}) == ["ewc"]
-    assert named({"epochs": 3, "strength": 2.0}, {"epochs": 3}) == ["ewc (strength=2.0)", "ewc"]
-    assert named({}, {"curvature": "kfac"}, {"curvature": "kfac", "draws": 2}) == [
-        "ewc (kfac, draws=2)",
-        "ewc (kfac)",
-        "ewc",
-    ]
+    assert labelled({"epochs": 3}) == ["ewc"]
+    assert set(labelled({"epochs": 3, "strength": 2.0}, {"epochs": 3})) == {"ewc (strength=2.0)", "ewc"}
+    several = labelled({}, {"curvature": "kfac"}, {"curvature": "kfac", "draws": 2})
+    assert set(several) == {"ewc (kfac, draws=2)", "ewc (kfac)", "ewc"}
     long = [{"curvature_samples": count, "lr": 0.125, "strength": 2.0 * count} for count in (1, 2)]
-    assert named(*long) == ["ewc [1]", "ewc [2]"]
-    assert named({}, {"strength": 1.0}) == ["ewc [1]", "ewc [2]"]
+    assert labelled(*long) == ["ewc [1]", "ewc [2]"]
+    assert set(labelled({}, {"strength": 1.0})) == {"ewc", "ewc (strength=1.0)"}
 
 
 def test_settings_that_all_share_are_told_once():
@@ -203,8 +205,10 @@ def test_settings_that_all_share_are_told_once():
     assert common_settings([*rows, *other]) == {"epochs": 3}
     assert own_settings(other[0], [*rows, *other]) == "strength=7.0"
     assert own_settings(other[0], other) == "epochs=3, strength=7.0"
-    heads = [made(replace(NEW_CLASSES, method="none-linear", settings=one), 0.5) for one in ({}, {"head": "zero"})]
-    assert common_settings(summarise([*heads, made(replace(NEW_CLASSES, settings={"head": "zero"}), 0.5)])) == {}
+    zero = {"head_start": "zero"}
+    heads = [made(replace(NEW_CLASSES, method="none-linear", settings=one), 0.5) for one in ({}, zero)]
+    other = made(replace(NEW_CLASSES, method="none", settings=zero), 0.5)
+    assert common_settings(summarise([*heads, other])) == {}
 
 
 def test_what_is_looked_at_is_no_condition():
@@ -240,13 +244,12 @@ def test_unconverged_runs_are_marked(results):
 
 
 def test_results_of_a_recipe_that_has_changed_are_left_out(tmp_path):
-    now = {**asdict(named_recipe("dlcft-exact", {})), "augment": "flip"}
-    before = {name: value for name, value in now.items() if name != "tangent_share"}
-    for seed, recipe in enumerate([now, before, None]):  # the last is still older, and tells nothing of it
+    for seed, share in enumerate([0.5, 1.0]):
+        recipe = named_recipe("dlcft-exact", {"augment": "flip", "tangent_share": share}).to_dict()
         result = replace(made(Experiment(method="dlcft-exact", seed=seed), 0.8), recipe=recipe)
         (tmp_path / result.experiment.file).write_text(json.dumps(result.to_dict()))
     foreign = []
-    assert [result.experiment.seed for result in read_results(tmp_path, foreign=foreign)] == [0, 2]
+    assert [result.experiment.seed for result in read_results(tmp_path, foreign=foreign)] == [0]
     assert len(foreign) == 1
     assert "is a result with tangent_share=1.0, now 0.5" in foreign[0]
 
@@ -263,6 +266,7 @@ def test_reading_a_folder_names_what_is_foreign(tmp_path, results, caplog):
     (tmp_path / "broken.json").write_text('{"format": 1')
     (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00")
     (tmp_path / "newer.json").write_text(json.dumps({**whole, "format": 99}))
+    (tmp_path / "older.json").write_text(json.dumps({**whole, "format": 1}))
     (tmp_path / "unknown.json").write_text(json.dumps({**whole, "experiment": {"method": "magic"}}))
     (tmp_path / "empty.json").write_text(json.dumps({**whole, "history": []}))
     (tmp_path / "again.json").write_text(json.dumps(whole))
@@ -270,13 +274,14 @@ def test_reading_a_folder_names_what_is_foreign(tmp_path, results, caplog):
     found = read_results(tmp_path, foreign=foreign)
     assert {r.experiment.key for r in found} == {r.experiment.key for r in results}
     assert len(found) == len(results)
-    for name in ("list", "broken", "binary", "newer", "unknown", "empty"):
+    for name in ("list", "broken", "binary", "newer", "older", "unknown", "empty"):
         assert sum(f"{name}.json" in sentence for sentence in foreign) == 1, name
     assert sum("repeats" in sentence for sentence in foreign) == 1
-    assert len(foreign) == 7
+    assert sum("python -m dlcft.bench.migrate" in sentence for sentence in foreign) == 1
+    assert len(foreign) == 8
     assert not caplog.records
     read_results(tmp_path)
-    assert len(caplog.records) == 7
+    assert len(caplog.records) == 8
     assert to_csv(found) == to_csv(results)
 
 
@@ -306,7 +311,7 @@ def test_csv_is_read_back(results):
 
 def test_markdown_tables_are_regular_and_escape():
     odd = [
-        made(replace(NEW_CLASSES, dataset="a_b|c", method=method, settings={"curvature": "x|y:_Z_"}), 0.5)
+        made(replace(NEW_CLASSES, dataset="a_b|c", method=method, settings={"augment": "x|y:_Z_"}), 0.5)
         for method in ("ewc", "mas")
     ]
     text = to_markdown(odd)
@@ -318,7 +323,9 @@ def test_markdown_tables_are_regular_and_escape():
 
 
 def test_latex_escapes():
-    odd = made(replace(NEW_CLASSES, dataset=r"50%_a&b{c}\d^~#$", settings={"curvature": "my_module:K"}), 0.5)
+    odd = made(
+        replace(NEW_CLASSES, dataset=r"50%_a&b{c}\d^~#$", method="ewc", settings={"augment": "my_module:K"}), 0.5
+    )
     text = to_latex([odd])
     assert r"50\%\_a\&b\{c\}\textbackslash{}d\textasciicircum{}\textasciitilde{}\#\$" in text
     assert r"my\_module:K" in text
@@ -342,7 +349,7 @@ def test_the_page_loads_nothing(page):
 
 def test_the_page_escapes_names():
     name = '<script>alert("x")</script>'
-    result = made(replace(NEW_CLASSES, dataset=name, method="ewc", settings={"curvature": "<b>&"}), 0.5)
+    result = made(replace(NEW_CLASSES, dataset=name, method="ewc", settings={"augment": "<b>&"}), 0.5)
     result.environment["machine"] = "<i>"
     text = to_html([result], title=name, warnings=[name])
     assert "<script>alert" not in text
@@ -371,7 +378,7 @@ def test_the_page_has_every_part(page):
 
 
 def test_the_same_results_make_the_same_page():
-    some = several(NEW_CLASSES, ["ewc", "dlcft", "joint"], seeds=(0, 1))
+    some = several(NEW_CLASSES, ["ewc", "dlcft", "none (joint)"], seeds=(0, 1))
     assert to_html(some) == to_html(some[::-1])
 
 
@@ -409,7 +416,7 @@ def test_colours_can_be_seen_on_both_grounds():
 
 
 def test_the_nonlinear_ends_may_have_a_network_of_their_own(results):
-    relu = {"none", "joint", "ewc", "lwf", "osla", "er"}
+    relu = {"none", "ewc", "lwf", "osla", "er"}
     mixed = [
         replace(
             result, environment={**ENVIRONMENT, "backbone": "relu" if result.experiment.method in relu else "leaky"}
@@ -422,10 +429,6 @@ def test_the_nonlinear_ends_may_have_a_network_of_their_own(results):
         assert row_of(apart, method).recovered == row_of(together, method).recovered
 
 
-def test_the_page_shows_what_the_data_set_has_set(results):
-    told = [
-        replace(result, recipe={**asdict(named_recipe(result.experiment.method, {})), "augment": "crop4+flip"})
-        for result in results
-    ]
-    assert "crop4+flip" in to_html(told)
-    assert "augment" not in to_html(results)
+def test_the_page_shows_what_the_data_set_has_set():
+    recipe = named_recipe("none", {"augment": "crop4+flip"}).to_dict()
+    assert "crop4+flip" in to_html([replace(made(Experiment(method="none"), 0.5), recipe=recipe)])

@@ -14,7 +14,6 @@ from dlcft.bench.paper import cells, experiments
 from dlcft.bench.report import (
     read_results,
     read_traces,
-    read_tuned,
     reported,
     summarise,
     to_csv,
@@ -23,10 +22,10 @@ from dlcft.bench.report import (
     to_markdown,
 )
 from dlcft.bench.spectrum import Spectrum, Trace
-from dlcft.bench.tune import chosen_file, grid_of, tunings
 from tests.bench.test_report import ENVIRONMENT, made
 
-FINAL = {"none": 0.50, "none-linear": 0.55, "joint": 0.70, "joint-linear": 0.72, "ewc": 0.6, "dlcft-paper": 0.65}
+FINAL = {"none": 0.50, "none-linear": 0.55, "none (joint)": 0.70, "none-linear (joint)": 0.72}
+FINAL |= {"ewc": 0.6, "dlcft-paper": 0.65}
 
 
 def measured(planned, shift=0.0):
@@ -44,14 +43,14 @@ def measured(planned, shift=0.0):
             for share in (0.0, 0.5, 1.0)
         ]
         return Trace(experiment, records, 12.0, dict(ENVIRONMENT))
-    result = made(experiment, FINAL.get(experiment.method, 0.62) + 0.01 * experiment.seed + shift)
+    result = made(experiment, FINAL.get(experiment.title, 0.62) + 0.01 * experiment.seed + shift)
     for index, entry in enumerate(result.history):
         if (index + 1) % experiment.evaluate_every and index + 1 < len(result.history):
             entry["accuracy"] = None
     if experiment.knn:
         result.history[-1]["knn"] = 0.4
     result.environment["peak_bytes"] = 900_000_000
-    return result
+    return replace(result, row=planned.cell.row, tuned=planned.tuned)
 
 
 def everything(scale="mini", seeds=2):
@@ -76,22 +75,22 @@ def test_every_cell_finds_its_results(mini):
     assert {one.scale for one in found} == {"mini"}
     for planned in cells("all", "mini", 1):
         if isinstance(planned.experiment, Experiment):
-            cell = entry(found, planned.artefact, planned.label, planned.column)
+            cell = entry(found, planned.artefact, planned.cell.label, planned.cell.column)
             assert replace(cell.row.experiment, seed=0) == planned.experiment
             assert [result.experiment.seed for result in cell.row.results] == [0, 1]
-            assert cell.paper == planned.paper
+            assert cell.cell == planned.cell
     assert len(found[5].traces) == len(traces) == 8
 
 
 def test_ours_the_papers_and_the_difference(mini):
     found = reported(summarise(mini[0]))
     cell = entry(found, "data-il", "EWC", "Seq-CIFAR-100, 10 tasks")
-    assert (cell.ours.mean, cell.paper) == (pytest.approx(60.5), 78.88)
+    assert (cell.ours.mean, cell.cell.paper) == (pytest.approx(60.5), 78.88)
     assert cell.ours.sd == pytest.approx(statistics.stdev([60, 61]))
     assert cell.difference == pytest.approx(60.5 - 78.88)
     assert cell.recovered[0] == pytest.approx(0.1 / 0.2)
     bwt = entry(found, "bwt", "EWC", "BWT")
-    assert bwt.paper == -21.63
+    assert bwt.cell.paper == -21.63
     assert bwt.ours.mean == pytest.approx(100 * bwt.row.bwt.mean)
     assert bwt.recovered == (None, None)
     assert entry(found, "knn", "None", "10 tasks").ours.mean == pytest.approx(40)
@@ -102,7 +101,7 @@ def test_what_is_missing_is_empty_and_says_why(mini):
     found = reported(summarise(some))
     assert {one.name for one in found} == {"data-il", "task-class-il", "curvatures", "bwt", "data-il-curves", "knn"}
     mit = entry(found, "data-il", "EWC", "Seq-MIT-67, 4 tasks")
-    assert (mit.ours, mit.paper) == (None, 63.68)
+    assert (mit.ours, mit.cell.paper) == (None, 63.68)
     assert entry(found, "data-il", "None", "Seq-CIFAR-100, 10 tasks").ours is None
     text = to_markdown(some)
     assert "Seq-MIT-67, 4 tasks is empty: MIT-67's photos" in text
@@ -124,37 +123,30 @@ def test_digits_are_compared_with_nothing():
     assert "78.88" not in text
 
 
-def test_results_of_other_settings_belong_to_no_artefact(mini):
-    other = replace(mini[0][0].experiment, settings={**mini[0][0].experiment.settings, "epochs": 77})
-    assert reported(summarise([made(other, 0.5)])) == []
+def test_results_of_no_row_or_of_another_stream_belong_to_no_artefact(mini):
+    first = mini[0][0]
+    assert reported(summarise([first])) != []
+    assert reported(summarise([replace(first, row=None)])) == []
+    assert reported(summarise([replace(first, experiment=replace(first.experiment, per_class=7))])) == []
 
 
-def test_tuned_settings_are_found_again(tmp_path, mini):
-    kinds = tunings("data-il", "mini", ["EWC"])
-    chosen = {}
-    for name, planned in kinds.items():
-        settings = chosen[name] = {"strength": 100.0, "lr": 1e-3}
-        path = chosen_file(planned.experiment, tmp_path)
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(json.dumps({"grid": grid_of(planned.experiment), "chosen": settings}))
+def test_tuned_results_are_shown_before_others(tmp_path, mini):
+    chosen = {"seq-cifar100/data-il/ewc": {"strength": 100.0, "lr": 1e-3}}
     tuned = [measured(one, 0.05) for one in experiments("data-il", "mini", 1, chosen, ["EWC"])]
     for result in [*mini[0], *tuned]:
         (tmp_path / result.experiment.file).write_text(json.dumps(result.to_dict()))
     for trace in mini[1]:
         (tmp_path / trace.spectrum.file).write_text(json.dumps(trace.to_dict()))
     foreign = []
-    results, more = (
-        read_results(tmp_path, foreign=foreign),
-        {"traces": read_traces(tmp_path), "tuned": read_tuned(tmp_path)},
-    )
+    results, traces = read_results(tmp_path, foreign=foreign), read_traces(tmp_path)
     assert foreign == []
     assert len(results) == len(mini[0]) + 2
-    assert more["traces"] == sorted(mini[1], key=lambda trace: trace.spectrum.file)
-    found = reported(summarise(results), **more)
+    assert traces == sorted(mini[1], key=lambda trace: trace.spectrum.file)
+    found = reported(summarise(results), traces)
     ewc, none = (entry(found, "data-il", label, "Seq-CIFAR-100, 10 tasks") for label in ("EWC", "None"))
     assert (ewc.tuned, none.tuned) == (True, False)
     assert ewc.ours.mean == pytest.approx(65)
-    text = to_markdown(results, **more)
+    text = to_markdown(results, traces=traces)
     assert "65.00 (1) |" in text
     assert "50.50 ± 0.71 (2)‡ |" in text
     assert "62.50 ± 0.71 (2) |" in text, "closed form has nothing to tune"
@@ -198,7 +190,7 @@ def test_the_page_links_every_number_to_what_is_behind_it(mini):
     assert len(links) > 100
     assert set(links) <= identities
     assert page.count('aria-label="Largest eigenvalue and losses') == 2
-    assert "closed-form methods predict is" in page
+    assert "Predictions of closed-form methods are" in page
     assert "http:" not in page
     assert "https:" not in page
 

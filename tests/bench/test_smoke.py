@@ -35,7 +35,7 @@ def found(folder):
         )
         for one in experiments("all", "smoke")
     }
-    return {(one.artefact, one.label, one.column): read[one.experiment.key] for one in cells("all", "smoke")}
+    return {(one.artefact, one.cell.label, one.cell.column): read[one.experiment.key] for one in cells("all", "smoke")}
 
 
 def test_every_artefact_is_whole(found):
@@ -62,7 +62,7 @@ def test_all_data_at_once_is_better_than_no_memory(artefact, column, scenario, m
     def accuracy(label):
         """With heads from the ridge solution: from zero, an epoch of a few images is nothing."""
         planned = found[artefact, label, column].experiment
-        settings = {name: value for name, value in planned.settings.items() if name != "head"}
+        settings = {name: value for name, value in planned.settings.items() if name != "head_start"}
         one = replace(planned, scenario=scenario, settings=settings, knn=0)
         return run(one, tmp_path, report=lambda line: None).accuracy
 

@@ -38,7 +38,7 @@ def test_every_command_is_listed_in_our_order():
         (["demo", "--epochs", "many"], 'unable to convert "many" into int'),
         (["run", "--scenario", "class"], 'Did you mean "class-il"?'),
         (["run", "--method", "dlfct"], "did you mean 'dlcft'?"),
-        (["run", "--dataset", "seq-cifar1000"], "the nearest is 'seq-cifar100'"),
+        (["run", "--dataset", "seq-cifar1000"], "did you mean 'seq-cifar100'"),
         (["run", "--dataset", "seq-cifar10", "--data", "."], "or fetch it: --download"),
         (["run", "--backbone", "shiped"], "Did you mean 'shipped'?"),
         (["run", "--cluster", "timeout_min"], "--cluster is 'timeout_min'; key=value is needed."),

@@ -13,8 +13,10 @@ from PIL import Image
 from dlcft import Learner
 from dlcft.cli import app
 from dlcft.cli.opening import First, unbound
+from dlcft.data import samples
 from dlcft.data.images import Preprocess
-from dlcft.learner.train import Training
+from dlcft.learner.train import Run
+from dlcft.store import manifest
 from dlcft.store.files import CheckpointError
 from tests.support.commands import dlcft, dlcft_process
 
@@ -54,7 +56,7 @@ def test_a_process_of_its_own(tmp_path):
         (["run", "--method", "dlfct"], "did you mean 'dlcft'?"),
         (["run", "--scenario", "class"], "class-il"),
         (["run", "--set", "epochs"], "key=value is needed"),
-        (["run", "--set", "epoch=3"], "did you mean 'epochs'?"),
+        (["run", "--method", "none", "--set", "epoch=3"], "did you mean 'epochs'?"),
         (["run", "--dataset", "seq-cifar1000"], "seq-cifar100"),
         (["run", "--backbone", "shiped"], "shipped"),
         (["list", "method"], "methods"),
@@ -242,7 +244,7 @@ def test_one_layer_learns_and_an_interrupted_update_may_be_begun_anew(tmp_path, 
     arguments = ["update", "--model", tmp_path / "model", "--method", "dlcft", "--train", "layer4.1.conv2"]
     settings = {"epochs": 2, "batch_size": 3}
     arguments += [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
-    step = Training._step
+    step = Run._step
 
     def killed(self, *given):
         if self.position.epoch:
@@ -250,15 +252,15 @@ def test_one_layer_learns_and_an_interrupted_update_may_be_begun_anew(tmp_path, 
         steps.append(given)
         return step(self, *given)
 
-    monkeypatch.setattr("dlcft.learner.state.PROGRESS_SECONDS", 0)
-    monkeypatch.setattr(Training, "_step", killed)
+    monkeypatch.setattr("dlcft.learner.train.PROGRESS_SECONDS", 0)
+    monkeypatch.setattr(Run, "_step", killed)
     for _ in range(2):  # the same command goes on where the first was interrupted, and not from the beginning
         steps = []
         with pytest.raises(KeyboardInterrupt):
             run(*arguments, "--data", data)
     assert steps == []
     assert "a first update that was interrupted goes on" in capsys.readouterr().err
-    monkeypatch.setattr(Training, "_step", step)
+    monkeypatch.setattr(Run, "_step", step)
     before = sorted((path.name, path.stat().st_mtime_ns) for path in (tmp_path / "model").iterdir())
     learner, _ = unbound(tmp_path / "model", First(None, None, "dlcft", ["layer4.1.conv2"], settings), data)
     learner.learn(data, progress=False)
@@ -321,7 +323,7 @@ def test_a_gate_has_its_own_exit_code(tmp_path):
     versions = json.loads(dlcft("history", "--model", model, "--json").stdout)["versions"]
     assert [(v["tasks"], v["current"], v["accepted"]) for v in versions] == [(1, True, True), (2, False, False)]
     done_twice = dlcft("update", "--model", model, "--data", bad, "--holdout", bad)
-    assert "which is what is to be learned" in done_twice.stderr
+    assert "the same samples as --data" in done_twice.stderr
     refused = dlcft("update", "--model", model, "--data", bad, "--max-drop", "0.1", "--dry-run")
     assert (refused.returncode, refused.stdout) == (2, "")
     assert "accuracy on known labels fell by" in done.stdout
@@ -369,3 +371,16 @@ def test_old_versions_are_removed_when_asked(tmp_path):
     assert dlcft("forget", "--model", model, "--keep", "1").stdout == "removed nothing; version 3 is current.\n"
     assert [path.name for path in model.glob("version-*")] == ["version-3.safetensors"]
     assert json.loads(dlcft("evaluate", "--model", model, "--data", data, "--json").stdout)["accuracy"] == 1
+
+
+def test_an_update_reads_the_manifest_twice_and_fingerprints_data_once(tmp_path, monkeypatch):
+    january, february = pictures(tmp_path / "january", ["red"]), pictures(tmp_path / "february", ["blue"])
+    assert dlcft("update", "--model", tmp_path / "m", "--data", january, "--method", "ridge").returncode == 0
+    read, hashed = [], []
+    real, fingerprint = manifest.read_json, samples.fingerprint
+    monkeypatch.setattr(manifest, "read_json", lambda path: read.append(path.name) or real(path))
+    monkeypatch.setattr(samples, "fingerprint", lambda source: hashed.append(source) or fingerprint(source))
+    given = ["--model", tmp_path / "m", "--data", february, "--holdout", january, "--max-drop", "0.5"]
+    assert dlcft("update", *given).returncode == 0
+    assert read.count("manifest.json") <= 2
+    assert len(hashed) == 2, "of the data and of the holdout"

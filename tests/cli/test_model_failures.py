@@ -10,7 +10,7 @@ import pytest
 from dlcft import Learner
 from dlcft.cli import main
 from dlcft.store.store import Store
-from dlcft.update import trial
+from dlcft.update import forecast
 from tests.cli.test_model import pictures
 from tests.support.commands import dlcft_process
 
@@ -76,7 +76,7 @@ def test_a_damaged_version_is_not_left_alone(tmp_path, capsys):
         main(["update", "--model", str(model), "--data", str(data), *(SMALL if month == "january" else [])])
     (model / "version-2.safetensors").write_bytes(b"damaged")
     assert "version-2" in refused(capsys, "forget", "--model", model, "--keep", "1")
-    assert [version.number for version in Store(model).versions()] == [1, 2]
+    assert [version.number for version in Store(model).look().versions] == [1, 2]
 
 
 def test_what_is_learned_twice_and_forgotten_once_is_told(tmp_path, capsys):
@@ -122,9 +122,9 @@ def test_a_terminal_that_cannot_show_a_label_costs_nothing(tmp_path, monkeypatch
 @pytest.mark.parametrize(
     ("setting", "words"),
     [
-        ("method=none", "method is 'none'; it must be one of"),
-        ("preprocess=3", "unknown setting 'preprocess'"),
-        ("lr=1e400", "lr is inf; it must be a finite number"),
+        ("method=none", "has no setting 'method'; it has"),
+        ("preprocess=3", "has no setting 'preprocess'"),
+        ("scale=1e400", "scale is inf; it must be a finite number"),
     ],
 )
 def test_settings_that_cannot_be_meant(tmp_path, capsys, setting, words):
@@ -169,9 +169,9 @@ def test_a_trial_that_is_killed_is_told(monkeypatch):
         def submit(self, work, *arguments):
             return super().submit(os._exit, 9)
 
-    monkeypatch.setattr(trial, "ProcessPoolExecutor", Killed)
+    monkeypatch.setattr(forecast, "ProcessPoolExecutor", Killed)
     with pytest.raises(ChildProcessError, match="did the memory run out"):
-        trial.apart(len, "")
+        forecast.apart(len, "")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="pipes with names")

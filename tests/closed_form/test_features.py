@@ -1,5 +1,7 @@
 """Tangent features against autograd, sample by sample, in float64."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -7,6 +9,8 @@ from torch.func import functional_call, jacrev, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dlcft.closed_form.features import MOST_SAMPLES, FrozenFeatures, TangentFeatures, kronecker_sketch, share_budget
+from dlcft.curvature.rows import per_sample_gradients
+from dlcft.network.inputs import AnyLayout
 from dlcft.network.prepare import fold_batchnorm
 from tests.curvature.test_grams import LAYERS, make_case
 from tests.support.networks import NETWORKS, Windows, build
@@ -35,7 +39,7 @@ def directions_of(network, batch, count):
 
 def brute_force(features, batch):
     """z, relu(Pz), and S D R with D from the Jacobian of u·g, one sample at a time."""
-    network = features.base
+    network = copy.deepcopy(features.base).to(memory_format=torch.contiguous_format)
     z = network(batch).detach()
     blocks = [z] if features.weight is None else [z, torch.relu(z @ features.weight.T)]
     parameters = {name: p.detach() for name, p in network.named_parameters()}
@@ -119,14 +123,14 @@ def test_a_share_of_the_layers_is_their_last_ones(name, share, last):
 def test_does_not_depend_on_how_many_samples_fit_into_memory(memory, first, monkeypatch):
     network, batch = build("vgg")
     features = TangentFeatures(network, directions_of(network, batch, 1), features=60)
-    features(batch)
-    assert not features.channels_last, "it has a view that needs the usual layout"
-    whole, at_once = features._features(batch)
+    with AnyLayout():
+        whole, at_once = features._features(batch, slice(None))
     assert at_once == MOST_SAMPLES
     monkeypatch.setattr("dlcft.closed_form.features.MEMORY", memory)
     monkeypatch.setattr("dlcft.closed_form.features.FIRST_SAMPLES", first)
     if memory == 1:
-        assert features._features(batch)[1] == 1
+        with AnyLayout():
+            assert features._features(batch, slice(None))[1] == 1
     torch.testing.assert_close(features(batch), whole, rtol=1e-10, atol=1e-12)
     with torch.inference_mode():
         torch.testing.assert_close(features(batch), whole, rtol=1e-10, atol=1e-12)
@@ -241,3 +245,26 @@ def test_a_weight_without_its_bias():
     features = TangentFeatures(network, directions_of(network, x, 1), features=4, train=["0.weight"])
     assert not features(x)[:, 2:].any(), "the gradient of a weight whose input is zero"
     assert TangentFeatures(network, directions_of(network, x, 1), features=4, train=["0"])(x)[:, 2:].any()
+
+
+class ScaledView(nn.Module):
+    """Flattens with `view`, and has a parameter that is in no layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.scale, self.out = nn.Conv2d(3, 4, 3), nn.Parameter(torch.randn(4, 1, 1)), nn.Linear(144, 2)
+
+    def forward(self, x):
+        h = torch.tanh(self.conv(x)) * self.scale
+        return self.out(h.view(len(x), -1))
+
+
+def test_a_parameter_in_no_layer_of_a_network_that_flattens_with_view():
+    torch.manual_seed(0)
+    network, x = ScaledView().double(), torch.randn(5, 3, 8, 8, dtype=torch.float64)
+    features = TangentFeatures(network, directions_of(network, x, 2), features=60, train=["conv", "scale"])
+    assert features.others == ["scale"]
+    torch.testing.assert_close(features(x).detach(), brute_force(features, x), rtol=1e-9, atol=1e-9)
+    found = per_sample_gradients(features.base, x, ["scale"], torch.ones(1, 5, 2, dtype=torch.float64))["scale"]
+    each = [torch.autograd.grad(network(x[i : i + 1]).sum(), network.scale)[0] for i in range(5)]
+    torch.testing.assert_close(found[0], torch.stack(each))

@@ -28,13 +28,12 @@ def sums(x, y, weights=None):
     return RidgeSums.empty(x.shape[1]).add(x, y, weights)
 
 
-def brute(x, y, ridge, weights=None, classes=CLASSES, standardize=True):
+def brute(x, y, ridge, weights=None, classes=CLASSES):
     """Augmented least squares: rows √w [φ, 1], then √(ridge Σw) diag(σ) without the intercept."""
     w = torch.ones(len(x), dtype=x.dtype) if weights is None else weights
     mean = (w[:, None] * x).sum(0) / w.sum()
     variance = (w[:, None] * (x - mean) ** 2).sum(0) / w.sum()
-    floored = variance.clamp(min=variance.median() / len(x))
-    sigma = floored.sqrt() if standardize else variance.mean().sqrt().expand(x.shape[1])
+    sigma = variance.clamp(min=variance.median() / len(x)).sqrt()
     design = torch.cat([x, torch.ones(len(x), 1, dtype=x.dtype)], 1) * w.sqrt()[:, None]
     penalty = torch.cat([torch.diag(sigma), torch.zeros(x.shape[1], 1, dtype=x.dtype)], 1) * (ridge * w.sum()).sqrt()
     target = SCALE * torch.nn.functional.one_hot(y, classes).double() * w.sqrt()[:, None]
@@ -51,31 +50,30 @@ def assert_close(got, expected, tolerance=1e-10):
 
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(st.integers(0, 99), st.lists(st.integers(0, 40), max_size=6), st.booleans(), st.booleans())
-def test_any_order_and_split_gives_the_same(seed, cuts, balance, by_class):
+def test_any_order_and_split_gives_the_same(seed, cuts, equal_classes, by_class):
     x, y = data(seed=seed)
-    expected = sums(x, y).solve(0.1, balance=balance)
+    expected = sums(x, y).solve(0.1, equal_classes=equal_classes)
     order = y.argsort() if by_class else torch.randperm(40, generator=torch.Generator().manual_seed(seed))
     bounds = sorted({0, 40, *cuts})
     parts = [order[a:b] for a, b in itertools.pairwise(bounds)]
     apart = RidgeSums.empty(FEATURES)
     for part in parts:
         apart = apart.add(x[part], y[part])
-    assert_close(apart.solve(0.1, balance=balance), expected)
-    assert_close(RidgeSums.empty(FEATURES).extend((x[p], y[p]) for p in parts).solve(0.1, balance=balance), expected)
+    assert_close(apart.solve(0.1, equal_classes=equal_classes), expected)
+    extended = RidgeSums.empty(FEATURES).extend((x[p], y[p]) for p in parts)
+    assert_close(extended.solve(0.1, equal_classes=equal_classes), expected)
     names = torch.randperm(CLASSES, generator=torch.Generator().manual_seed(seed))
-    weight, bias = sums(x, names[y]).solve(0.1, balance=balance)
+    weight, bias = sums(x, names[y]).solve(0.1, equal_classes=equal_classes)
     assert_close((weight[names], bias[names]), expected)
 
 
-@pytest.mark.parametrize("standardize", [True, False])
-def test_equals_brute_force_and_scikit_learn(standardize):
+def test_equals_brute_force_and_scikit_learn():
     x, y = data()
-    weight, bias = sums(x, y).solve(0.3, standardize=standardize)
-    assert_close((weight, bias), brute(x, y, 0.3, standardize=standardize))
+    weight, bias = sums(x, y).solve(0.3)
+    assert_close((weight, bias), brute(x, y, 0.3))
     target = SCALE * torch.nn.functional.one_hot(y, CLASSES).double()
-    inputs = StandardScaler().fit_transform(x.numpy()) if standardize else x.numpy()
-    strength = 0.3 * 40 * (1 if standardize else float(x.var(0, unbiased=False).mean()))
-    theirs = Ridge(alpha=strength).fit(inputs, target.numpy())
+    inputs = StandardScaler().fit_transform(x.numpy())
+    theirs = Ridge(alpha=0.3 * 40).fit(inputs, target.numpy())
     assert_close([x @ weight.T + bias], [torch.from_numpy(theirs.predict(inputs))], 1e-9)
 
 
@@ -83,9 +81,9 @@ def test_merge_and_subtract():
     x, y = data()
     joint = sums(x, y)
     assert_close(sums(x[:13], y[:13]).merge(sums(x[13:], y[13:])).solve(0.1), joint.solve(0.1))
-    assert_close(joint.subtract(x[30:], y[30:]).solve(0.1), sums(x[:30], y[:30]).grow(CLASSES).solve(0.1), 1e-8)
+    assert_close(joint.minus(sums(x[30:], y[30:])).solve(0.1), sums(x[:30], y[:30]).grow(CLASSES).solve(0.1), 1e-8)
     one = y == 3
-    forgotten = joint.subtract(x[one], y[one])
+    forgotten = joint.minus(sums(x[one], y[one]))
     assert forgotten.counts[3] == 0
     assert_close(forgotten.solve(0.1), sums(x[~one], y[~one]).grow(CLASSES).solve(0.1), 1e-8)
     nothing = joint.minus(joint)
@@ -96,24 +94,21 @@ def test_merge_and_subtract():
 def test_a_wrong_subtraction_is_refused():
     x, y = data()
     with pytest.raises(ValueError, match=r"would leave -1 samples"):
-        sums(x[:3], y[:3]).subtract(x[:4], y[:4])
+        sums(x[:3], y[:3]).minus(sums(x[:4], y[:4]))
     with pytest.raises(ValueError, match=r"class 1 with a weight of -1"):
-        sums(x[:1], y[:1]).merge(sums(x[2:6], y[2:6])).subtract(x[1:2], y[1:2])
+        sums(x[:1], y[:1]).merge(sums(x[2:6], y[2:6])).minus(sums(x[1:2], y[1:2]))
     with pytest.raises(ValueError, match="negative variance"):
-        sums(x, y).subtract(100 * x[:2], y[:2])
+        sums(x, y).minus(sums(100 * x[:2], y[:2]))
     with pytest.raises(ValueError, match="negative variance"):
-        sums(x[:4], y[:4]).subtract(x[:1] + 1, y[:1])
+        sums(x[:4], y[:4]).minus(sums(x[:1] + 1, y[:1]))
 
 
 def test_weights_of_samples_and_tasks():
     x, y = data()
     w = torch.rand(40, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) + 0.1
     assert_close(sums(x, y, w).solve(0.2), brute(x, y, 0.2, w))
-    tasks = [sums(x[:30], y[:30]), sums(x[30:], y[30:])]
-    equal = RidgeSums.empty(FEATURES)
-    for task in tasks:
-        equal = equal.merge(task.weighted(1 / task.weight))
     w[:30], w[30:] = 1 / 30, 1 / 10
+    equal = sums(x[:30], y[:30], w[:30]).merge(sums(x[30:], y[30:], w[30:]))
     assert_close(equal.solve(0.2), brute(x, y, 0.2, w))
     assert equal.weight == pytest.approx(2)
     assert equal.samples == 40
@@ -140,17 +135,17 @@ def test_loss_is_that_of_the_data():
         sums(x, y).loss(weight[:2], bias[:2])
 
 
-def test_balance():
+def test_equal_classes():
     x, _ = data()
     even = torch.arange(40) % CLASSES
-    assert_close(sums(x, even).solve(0.1, balance=True), sums(x, even).solve(0.1))
+    assert_close(sums(x, even).solve(0.1, equal_classes=True), sums(x, even).solve(0.1))
     # Classes that share their covariance: class c is the same cloud, moved, and repeated c + 1 times.
     cloud = x[:12]
     moved = [cloud + 3 * x[20 + c] for c in range(CLASSES)]
     many = torch.cat([m.repeat(c + 1, 1) for c, m in enumerate(moved)])
     labels = torch.cat([torch.full((12 * (c + 1),), c) for c in range(CLASSES)])
     once = torch.arange(CLASSES).repeat_interleave(12)
-    assert_close(sums(many, labels).solve(0.1, balance=True), sums(torch.cat(moved), once).solve(0.1), 1e-9)
+    assert_close(sums(many, labels).solve(0.1, equal_classes=True), sums(torch.cat(moved), once).solve(0.1), 1e-9)
     assert (sums(many, labels).solve(0.1)[0] - sums(torch.cat(moved), once).solve(0.1)[0]).abs().max() > 1e-3
 
 
@@ -163,9 +158,9 @@ def test_one_decomposition_serves_all_ridges_and_gcv_is_the_definition():
         z = (x - x.mean(0)) / x.std(0, unbiased=False)
         hat = z @ torch.linalg.solve(z.T @ z + ridge * 40 * torch.eye(FEATURES, dtype=x.dtype), z.T)
         expected = s.loss(*s.solve(ridge)) / (1 - (1 + float(hat.trace())) / 40) ** 2
-        assert float(s.gcv([ridge])[0]) == pytest.approx(expected, rel=1e-9)
+        assert float(s.path().gcv([ridge])[0]) == pytest.approx(expected, rel=1e-9)
     ridges = (1e-3, 0.1, 10.0)
-    assert s.choose_ridge(ridges) == ridges[int(s.gcv(ridges).argmin())]
+    assert s.choose_ridge(ridges) == ridges[int(s.path().gcv(ridges).argmin())]
 
 
 def test_degenerate_data_gives_finite_solutions():
@@ -185,7 +180,7 @@ def test_degenerate_data_gives_finite_solutions():
     assert weight.abs().max() < 1e-12
     weight, bias = sums(*data(5)).solve(0.0)  # fewer samples than features: interpolates
     assert_close([data(5)[0] @ weight.T + bias], [SCALE * torch.nn.functional.one_hot(data(5)[1], CLASSES).double()])
-    assert sums(x[:1], y[:1]).gcv([0.1]).isinf().all()
+    assert sums(x[:1], y[:1]).path().gcv([0.1]).isinf().all()
 
 
 @pytest.mark.parametrize("limit", [module._EIGEN_LIMIT, 0])
@@ -248,11 +243,9 @@ def test_what_cannot_be_solved():
     with pytest.raises(ValueError, match="ridge is -1"):
         sums(*data()).solve(-1)
     with pytest.raises(ValueError, match="ridge is 0; it must be finite and positive"):
-        sums(*data()).gcv([0])
+        sums(*data()).path().gcv([0])
     with pytest.raises(ValueError, match="over 3 features; these over 7"):
         sums(*data()).merge(RidgeSums.empty(3))
-    with pytest.raises(ValueError, match="factor is 0"):
-        sums(*data()).weighted(0)
     with pytest.raises(ValueError, match="got 0 features"):
         RidgeSums.empty(0)
 
@@ -266,7 +259,7 @@ def test_a_ridge_is_chosen_alike_with_and_without_an_eigendecomposition(monkeypa
     monkeypatch.setattr("dlcft.closed_form.fit._PROBES", 4000)
     problem = sums._problem(scale=1.0)
     scores = [problem.gcv(ridge, sums.samples) for ridge in RIDGES]
-    expected = sums.gcv(RIDGES, scale=1.0)
+    expected = sums.path(scale=1.0).gcv(RIDGES)
     assert torch.allclose(torch.tensor(scores, dtype=torch.float64), expected, rtol=0.02)
     monkeypatch.undo()
     chosen = sums.choose_ridge()
@@ -314,7 +307,7 @@ def test_a_feature_that_only_forgotten_samples_had():
     x, y = data(30)
     x[:, 2] = 0.0
     gone, labels = data(20, seed=1)
-    left = sums(x, y).add(gone, labels).subtract(gone.float(), labels)
+    left = sums(x, y).add(gone, labels).minus(sums(gone.float(), labels))
     assert left.gram[2].abs().max() == left.class_sums[:, 2].abs().max() == 0
     for found, expected in zip(left.solve(0.1), sums(x, y).solve(0.1), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
@@ -356,7 +349,7 @@ def test_a_ridge_for_few_samples_and_many_features(samples):
     y = (z[:, :5] + torch.randn(samples, 5, generator=generator, dtype=torch.float64)).argmax(1)
     few = sums(x, y)
     assert few.features > module._EIGEN_LIMIT
-    assert abs(RIDGES.index(few.choose_ridge()) - int(few.gcv(RIDGES).argmin())) <= 1
+    assert abs(RIDGES.index(few.choose_ridge()) - int(few.path().gcv(RIDGES).argmin())) <= 1
 
 
 def test_a_quiet_direction_that_tells_more_than_loud_ones_is_found():
@@ -370,7 +363,7 @@ def test_a_quiet_direction_that_tells_more_than_loud_ones_is_found():
     loud[:, :10] += 0.7 * z
     x = loud @ random(400, 1600) / 20 + 3e-3 * (z @ random(10, 1600) + 0.1 * random(3000, 1600))
     two = sums(x, z.argmax(1))
-    scores = two.gcv(RIDGES)
+    scores = two.path().gcv(RIDGES)
     hump = int(scores[:11].argmax())
     assert scores[hump] > 1.02 * scores[hump:].min() > 1.1 * scores.min()
     assert abs(RIDGES.index(two.choose_ridge()) - int(scores.argmin())) <= 1

@@ -1,4 +1,4 @@
-"""What every estimator keeps: batches, merging, growth, draws, the choice of parameters; and what is refused."""
+"""Laws of every estimator: batches, merging, growth, draws, the choice of parameters; and refused arguments."""
 
 import copy
 
@@ -8,10 +8,11 @@ from torch import nn
 
 from dlcft import Classifier, CrossEntropy, Linearized, ScaledMSE, estimate
 from dlcft.curvature import rows
-from dlcft.curvature.blocks import Diagonal, Kronecker
-from dlcft.curvature.statistics import Statistics
+from dlcft.curvature.blocks import Diagonal, EigenKronecker, InputGram, Kronecker
+from dlcft.curvature.form import Curvature
+from dlcft.curvature.statistics import ESTIMATORS, EkfacStatistics, Statistics
 from tests.closed_form.test_features import SequenceFirst
-from tests.support.brute_force import LAYERWISE, build, gauss_newton, run
+from tests.support.brute_force import LAYERWISE, LOSSES, build, gauss_newton, run
 from tests.support.networks import vectors
 
 
@@ -187,7 +188,7 @@ def test_bad_input():
     loss = ScaledMSE()
     with pytest.raises(ValueError, match="the data set is empty"):
         estimate("kfac", model, [], loss, "h")
-    with pytest.raises(ValueError, match="unknown curvature 'kfca'; known: diagonal"):
+    with pytest.raises(ValueError, match=r"unknown curvature 'kfca'; did you mean 'kfac'\? Known: diagonal"):
         estimate("kfca", model, [(x, y)], loss, "h")
     with pytest.raises(ValueError, match="no head 'g'; there are: h"):
         estimate("kfac", model, [(x, y)], loss, "g")
@@ -195,6 +196,10 @@ def test_bad_input():
         estimate("kfac", model, [(x * float("nan"), y)], loss, "h")
     with pytest.raises(ValueError, match="samples is 0"):
         estimate("kfac", model, [(x, y)], loss, "h", samples=0)
+    with pytest.raises(ValueError, match="curvature is 3; it must be a name or a subclass of Statistics"):
+        estimate(3, model, [(x, y)], loss, "h")
+    with pytest.raises(ValueError, match="include_head and include_backbone are both False"):
+        estimate("kfac", model, [(x, y)], loss, "h", include_head=False, include_backbone=False)
     skipping = Classifier(Skipping().double(), 3)
     skipping.add_head("h", 3)
     v = vectors()
@@ -209,20 +214,94 @@ def test_bad_input():
 
 
 class Largest(Statistics):
-    """A third party's estimator: a multiple of the identity."""
+    """An estimator of one's own: a multiple of the identity."""
 
     def add(self, inputs, grads):
-        self._sum("most", sum(g.square().sum() for gs in grads for g in gs))
+        self.add_to("most", sum(g.square().sum() for gs in grads for g in gs))
 
     def blocks(self, count):
         shapes = {n: p.shape for n, p in zip(self.names, self.layer.parameters(), strict=True)}
         return {n: Diagonal((n,), (self.sums["most"] / count).expand(s)) for n, s in shapes.items()}
 
 
+class LargestEverywhere(Largest):
+    """It chooses its own block for the head, other vectors, and the sum of parameters in no layer."""
+
+    @classmethod
+    def on_head(cls, loss):
+        return cls
+
+    @classmethod
+    def output_grads(cls, outputs, loss, draws, generator):
+        return torch.ones_like(outputs)[None]
+
+    @classmethod
+    def diagonal_sum(cls, gradients):
+        return torch.full_like(gradients[0, 0], 7.0)
+
+
 def test_an_estimator_of_ones_own():
+    model, x, y = build("vit")
+    found = run(Largest, model, x, y, ScaledMSE()).curvature
+    assert set(found.names) == set(model.params("h"))
+    assert isinstance(found.blocks["heads.h"], InputGram)
+    named = run("tests.curvature.test_estimate_laws:Largest", model, x, y, ScaledMSE()).curvature
+    layer = "backbone.delta.mlp.0.weight"
+    assert torch.equal(named.blocks[layer].values, found.blocks[layer].values)
+    own = run(LargestEverywhere, model, x, y, ScaledMSE()).curvature.blocks
+    assert torch.equal(own["heads.h.weight"].values, torch.full((3, 8), 3.0, dtype=torch.float64))
+    assert torch.equal(own["backbone.delta.token"].values, torch.full((1, 1, 8), 7 / 3, dtype=torch.float64))
+
+
+class EkfacEverywhere(EkfacStatistics):
+    @classmethod
+    def on_head(cls, loss):
+        return cls
+
+
+class EkfacOnHead(Largest):
+    @classmethod
+    def on_head(cls, loss):
+        return EkfacStatistics
+
+
+@pytest.mark.parametrize("kind", [EkfacEverywhere, EkfacOnHead])
+@pytest.mark.parametrize("backbone", [True, False])
+def test_a_head_whose_statistics_need_a_first_pass(kind, backbone):
     model, x, y = build("mlp")
-    found = run(Largest, model, x, y, ScaledMSE())
-    assert set(found.curvature.names) == set(model.params("h"))
+    found = run(kind, model, x, y, ScaledMSE(), include_backbone=backbone).curvature
+    expected = run("ekfac", model, x, y, ScaledMSE()).curvature.blocks
+    head = {n: torch.randn_like(p) for n, p in model.params("h").items() if n in model.head_names("h")}
+    # one layer, squared loss: the eigenbasis is that of Z ⊗ I, so EK-FAC is exact there
+    exact = Curvature({"heads.h": expected["heads.h"]}).quad(head)
+    assert torch.isclose(Curvature({"heads.h": found.blocks["heads.h"]}).quad(head), exact)
+    assert isinstance(found.blocks["heads.h"], EigenKronecker)
+    assert ("backbone.delta.0" in found.blocks) is (backbone and kind is EkfacEverywhere)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("linear", [True, False])
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_the_head_alone_equals_a_frozen_backbone(name, linear, loss, monkeypatch):
+    model, x, y = build("convolutions", linear)
+    options = {"draws": 2, "gradient": True}
+    backbone = list(model.params().values())
+    for p in backbone:
+        p.requires_grad_(False)
+    seed = torch.Generator().manual_seed(0)
+    expected = estimate(name, model, [(x, y)], LOSSES[loss], "h", generator=seed, **options)
+    for p in backbone:
+        p.requires_grad_(True)
+    monkeypatch.setattr(rows, "backward", lambda z, edges, *_, **__: pytest.fail("a backward pass") if edges else [])
+    seed = torch.Generator().manual_seed(0)
+    found = estimate(name, model, [(x, y)], LOSSES[loss], "h", generator=seed, include_backbone=False, **options)
+    assert set(found.curvature.names) == set(found.gradient) == set(model.head_names("h"))
+    assert statistics_of(found).keys() == statistics_of(expected).keys()
+    for key, tensor in statistics_of(found).items():
+        assert torch.equal(tensor, statistics_of(expected)[key]), key
+    for key, tensor in found.gradient.items():
+        assert torch.equal(tensor, expected.gradient[key]), key
+    assert all(p.requires_grad for p in backbone)
 
 
 def test_several_inputs():

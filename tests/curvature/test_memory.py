@@ -1,13 +1,17 @@
 """The memory: quadratic losses are remembered exactly."""
 
 import json
+import sys
 
 import pytest
 import torch
 
+from dlcft import CrossEntropy, ScaledMSE
 from dlcft.curvature.blocks import Dense
 from dlcft.curvature.form import Curvature
 from dlcft.curvature.memory import Memory
+from tests.support.brute_force import build, run
+from tests.support.own_block import Isotropic, IsotropicStatistics
 
 
 class Quadratic:
@@ -73,16 +77,50 @@ def test_the_penalty_is_differentiable():
     assert torch.autograd.gradcheck(lambda w, b: memory.penalty({"w": w, "b": b}), tuple(params.values()))
 
 
-def test_state_to_and_growth():
+def test_state_and_growth():
     _, memory = learned()
     tensors, header = memory.state()
     again = Memory.from_state(tensors, json.loads(json.dumps(header)))
     assert torch.equal(again.penalty(point(5)), memory.penalty(point(5)))
     assert again.weight == memory.weight
-    assert memory.to(torch.float32).anchor["w"].dtype == torch.float32
     grown = memory.grow(("b",), 4)
     wider = {"w": point(5)["w"], "b": torch.cat([point(5)["b"], torch.zeros(2, dtype=torch.float64)])}
     assert torch.isclose(grown.penalty(wider), memory.penalty(point(5)))
+
+
+def test_a_block_of_ones_own_is_estimated_merged_saved_and_loaded(monkeypatch):
+    model, x, y = build("mlp")
+    one, two = (run(IsotropicStatistics, model, x[p], y[p], ScaledMSE()) for p in (slice(0, 1), slice(1, 3)))
+    params = {name: p.detach() for name, p in model.params("h").items()}
+    memory = Memory.of(params, one.curvature, 1).absorb(params, two.curvature, 2)
+    pooled = run(IsotropicStatistics, model, x, y, ScaledMSE()).curvature
+    for name, block in memory.curvature.blocks.items():
+        assert isinstance(block, Isotropic)
+        assert torch.isclose(block.value, pooled.blocks[name].value)
+    tensors, header = memory.state()
+    assert header["blocks"]["heads.h"]["kind"] == "tests.support.own_block:Isotropic"
+    header = json.loads(json.dumps(header))
+    again = Memory.from_state(tensors, header).grow(model.head_names("h"), 5)
+    assert again.curvature.blocks["heads.h"].shapes == ((5, 3), (5,))
+    shifted = {name: p + 1 for name, p in params.items()}
+    moved = {name: torch.cat([p, p.new_zeros(2 * ("heads" in name), *p.shape[1:])]) for name, p in shifted.items()}
+    assert torch.isclose(again.penalty(moved), memory.penalty(shifted))
+    assert memory.curvature.solve(shifted, 0.1).keys() == params.keys()
+    monkeypatch.delitem(sys.modules, "tests.support.own_block")
+    with pytest.raises(ValueError, match=r"block 'tests\.support\.own_block:Isotropic' of your own; import"):
+        Memory.from_state(tensors, header)
+    assert "tests.support.own_block" not in sys.modules
+
+
+def test_the_moment_of_a_head():
+    model, x, y = build("mlp")
+    name = model.head_names("h")[0]
+    found = run("kfac", model, x, y, ScaledMSE()).curvature
+    z = torch.cat([model.features(x), torch.ones(3, 1, dtype=torch.float64)], 1)
+    assert torch.allclose(found.head_moment(name), z.T @ z / 3)
+    assert found.head_moment("backbone.delta.0.weight") is None
+    assert found.head_moment("heads.other.weight") is None
+    assert run("kfac", model, x, y, CrossEntropy()).curvature.head_moment(name) is None
 
 
 def test_wrong_arguments():

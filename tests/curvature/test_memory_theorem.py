@@ -1,6 +1,6 @@
 """The paper's theorem: linear model, squared loss, exact curvature, true minimisers: in sequence equals jointly.
 
-And its failures: what approximations of the curvature lose on the same problem.
+And how much worse approximations of the curvature are on the same problem.
 """
 
 import pytest
@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from dlcft import Classifier, Linearized, ScaledMSE
-from dlcft.methods import Batch, Quadratic, Task
+from dlcft.methods import Batch, Network, Quadratic, Task, Training
 
 LOSS = ScaledMSE(3.0)
 
@@ -41,7 +41,7 @@ def problem(tasks, strict, seed=0):
 def minimise(params, objective):
     """The exact minimum of a quadratic: Newton's step with the whole Hessian, from differences of its affine gradient.
 
-    Directions without curvature are left alone. The repetitions polish what rounding has left.
+    Directions without curvature are left alone. Repeating the step removes rounding errors.
     """
     tensors = list(params.values())
 
@@ -72,7 +72,8 @@ def joint_loss(model, data):
 
 def learn(curvature, model, data, *, include_head):
     """The classifier after learning one task after the other, each to its true minimum."""
-    method = Quadratic(curvature, include_head=include_head, draws=None)
+    method = Quadratic(curvature, draws=None)
+    method.bind("data-il" if include_head else "task-il", Network(), Training())
     params = model.params("h" if include_head else None)
     increases = []
     for t, (x, y) in enumerate(data):

@@ -1,4 +1,4 @@
-"""Rows by sample: what has none is not taken for what it is not."""
+"""Layers without rows by sample are found, and get diagonal blocks."""
 
 import pytest
 import torch

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from dlcft.bench.experiment import write_atomically
+from dlcft.data.files import write_text, written_whole
 from dlcft.data.images import Preprocess, read_image
 from dlcft.data.samples import Inputs, Samples
 from tests.support.samples import ALL, BYTES, SOME, Alone, Pairs, X, Y, pixels_of, write_images, write_table
@@ -52,10 +52,10 @@ def test_image_folders_tables_and_lists_of_files(tmp_path):
     assert Samples(folder).labels == Samples(table).labels == ["cat", "cat", "dog", "dog"]
     for form in (folder, files, tuple(files), table):
         inputs = Inputs(form)
-        assert [inputs.called(index) for index in range(len(inputs))] == files
+        assert [inputs.name(index) for index in range(len(inputs))] == files
         assert torch.equal(inputs.fetch(torch.tensor([2])), pixels_of(2)[None])
     assert torch.equal(Inputs(files[3]).fetch(torch.tensor([0])), pixels_of(3)[None])
-    assert Inputs(X).called(1) == "1"
+    assert Inputs(X).name(1) == "1"
 
 
 def test_files_are_read_when_fetched(tmp_path):
@@ -183,12 +183,12 @@ def test_texts_and_a_tokenizer(tmp_path):
     table.write_text('text,label\nab,x\n"c,d",y\ne,x\n')
     for form in (table, (texts, labels), list(zip(texts, labels, strict=True)), (np.array(texts), labels)):
         samples = Samples(form, tokenizer=tokenizer)
-        assert (samples.labels, samples.called(1)) == (labels, "c,d")
+        assert (samples.labels, samples.name(1)) == (labels, "c,d")
         found = samples.fetch(torch.tensor([1, 2]))["ids"]
         assert found.tolist() == [[99, 44, 100], [101, 32, 32]]
         assert samples.fingerprint() == Samples((texts, labels), tokenizer=tokenizer).fingerprint()
     some = samples.part(torch.tensor([2, 0, 2]))
-    assert (len(some), some.labels, some.called(1)) == (3, ["x", "x", "x"], "ab")
+    assert (len(some), some.labels, some.name(1)) == (3, ["x", "x", "x"], "ab")
     assert some.fetch(torch.tensor([1]))["ids"].tolist() == [[97, 98]]
     with pytest.raises(ValueError, match=r"holds texts, and this backbone reads images"):
         Samples(table)
@@ -206,5 +206,19 @@ def test_blanks_around_the_values_of_a_table_are_no_part_of_them(tmp_path):
 
 def test_pages_are_written_in_utf_8_wherever(tmp_path, monkeypatch):
     monkeypatch.setattr("io.text_encoding", lambda encoding, *_: encoding or "ascii")
-    write_atomically(tmp_path / "page.html", "\u2195")
+    write_text(tmp_path / "page.html", "\u2195")
     assert (tmp_path / "page.html").read_bytes() == "\u2195".encode()
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path):
+    path, link = tmp_path / "new" / "page.html", tmp_path / "link"
+    write_text(path, "old\r\n")
+    link.symlink_to(path)
+    with pytest.raises(KeyError), written_whole(link) as file:
+        file.writelines({0: "half"}[place] for place in range(2))
+    assert path.read_bytes() == b"old\r\n"
+    write_text(link, "new")
+    assert (path.read_text(), link.is_symlink()) == ("new", True)
+    assert sorted(entry.name for entry in tmp_path.rglob("*")) == ["link", "new", "page.html"]
+    with pytest.raises(ValueError, match="is a folder; a file is needed"):
+        write_text(tmp_path, "new")

@@ -91,3 +91,13 @@ def test_numbers_that_are_not_finite_are_found(value):
         Inputs({"x": X, "age": torch.tensor([0, torch.nan, 0, 0, 0, 0])}).fetch(ALL)
     mask = torch.full((6, 2), -torch.inf)
     assert torch.equal(Inputs({"x": X, "mask": mask}).fetch(ALL)["mask"], mask)
+
+
+def test_the_fingerprint_is_computed_once(tmp_path):
+    pairs = Pairs()
+    samples = Samples(pairs)
+    first, read = samples.fingerprint(), pairs.read
+    assert (samples.fingerprint(), pairs.read) == (first, read)
+    some = samples.part(SOME)
+    assert some.fingerprint() == Samples((X[SOME], [Y[index] for index in SOME])).fingerprint() != first
+    assert some.part(ALL[:3]).fingerprint() == some.fingerprint()

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, RandomSampler, Subset, TensorDataset, WeightedRandomSampler
 
-from dlcft.data.images import Preprocess, read_image
+from dlcft.data.images import Preprocess
 from dlcft.data.samples import Inputs, Samples
 from tests.support.samples import BYTES, Alone, Pairs, Stream, X, Y, write_images, write_table
 
@@ -138,13 +138,6 @@ def test_pillow_is_imported_only_for_images():
     program = f"{code}; print('PIL' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "False"
-
-
-def test_without_pillow_a_sentence_says_so(monkeypatch, tmp_path):
-    write_images(tmp_path)
-    monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(ImportError, match="reading image files needs Pillow: pip install pillow"):
-        read_image(tmp_path / "cat" / "0.png")
 
 
 def test_a_table_in_another_encoding(tmp_path):

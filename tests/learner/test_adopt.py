@@ -75,7 +75,7 @@ def test_as_good_as_before_and_old_classes_hold(name, sample, tmp_path):
     backbone, _ = split_head(MODEL, "1")
     loaded = Learner.load(tmp_path, backbone, device="cpu")
     assert torch.equal(loaded.outputs(TEST[0]), learner.outputs(TEST[0]))
-    assert state_digest(*loaded._state()) == state_digest(*learner._state())
+    assert state_digest(*loaded.state()) == state_digest(*learner.state())
 
 
 def test_without_a_sample_the_head_tells_where_old_classes_may_lie():
@@ -141,7 +141,7 @@ def test_only_learners_adopted_alike_are_merged():
     both.learn(second)
     one.merge(other)
     torch.testing.assert_close(one.outputs(TEST[0]), both.outputs(TEST[0]), rtol=1e-3, atol=1e-2)
-    assert [entry["task"] for entry in one.history] == [0, 1, 2, 3]
+    assert [record.task for record in one.history] == [0, 1, 2, 3]
     backbone, _ = split_head(MODEL, "1")
     fresh = Learner(backbone, "ridge")
     learned = Learner(backbone, "ridge")

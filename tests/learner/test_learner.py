@@ -4,6 +4,7 @@ import copy
 import gc
 import math
 import weakref
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,8 +12,8 @@ from torch import nn
 
 from dlcft import Learner
 from dlcft.data.images import Preprocess
-from dlcft.methods import Batch, Finetune, Quadratic, Replay, Task
-from dlcft.methods.recipes import RECIPES, Recipe
+from dlcft.methods import Batch, Finetune, Network, Quadratic, Replay, Ridge, Task
+from dlcft.methods.recipes import RECIPES
 
 FAST = {"epochs": 2, "batch_size": 8}
 SMALL = {
@@ -48,11 +49,12 @@ def data(classes, n=24, seed=0, shift=0.0):
 
 
 def make(name, scenario="class-il", **settings):
-    options = {**({} if RECIPES[name].method == "ridge" else FAST), **SMALL.get(name, {}), **settings}
+    options = {**({} if RECIPES[name].closed_form else FAST), **SMALL.get(name, {}), **settings}
     return Learner(backbone(), name, scenario=scenario, device="cpu", **options)
 
 
 def weights(learner):
+    learner.solve()
     return {n: p.detach().clone() for n, p in learner.model.state_dict().items()}
 
 
@@ -82,7 +84,7 @@ def test_every_recipe_in_every_scenario(name, scenario):
     assert 0 <= result["accuracy"] <= 1
     predicted = one.predict(tasks[1][0], head=head)
     assert sum(p == y for p, y in zip(predicted, tasks[1][1].tolist(), strict=True)) / 24 == result["accuracy"]
-    assert (one.predicted_increase() is not None) is (RECIPES[name].method in ("quadratic", "ridge"))
+    assert (one.predicted_increase() is not None) is isinstance(one.method, Quadratic | Ridge)
     assert one.tasks == len(one.history) == 2
 
 
@@ -91,7 +93,7 @@ def test_the_seed_matters_and_so_does_training():
     for learner in (one, two):
         learner.learn(data([0, 1]))
     assert not same(weights(one), weights(two))
-    assert one.history[0]["loss"][-1] < one.history[0]["loss"][0]
+    assert one.history[0].loss[-1] < one.history[0].loss[0]
     assert one.evaluate(data([0, 1], seed=5))["accuracy"] > 0.9
 
 
@@ -114,7 +116,7 @@ def test_growth_keeps_old_logits_and_extends_everything():
     assert torch.equal(method.memory.anchor["heads.main.weight"][:2], anchor)
     assert method.memory.gradient["heads.main.weight"].shape[0] == 4
     assert method.memory.predicted_increase(learner.model.params("main")) == pytest.approx(0, abs=1e-6)
-    assert len(method.buffer) == 24
+    assert len(method.kept) == 24
 
 
 @pytest.mark.parametrize("name", ["lwf", "der", "derpp", "ewc", "dlcft-paper"])
@@ -183,11 +185,11 @@ def test_every_cell_of_the_ablation_is_a_switch(cell):
 
 
 def test_joint_training_with_one_head_a_task():
-    learner = make("joint-linear", "task-il", epochs=3)
+    learner = make("none-linear", "task-il", epochs=3)
     learner.learn_jointly({"a": data([0, 1], seed=1), "b": data([2, 3], seed=2)})
     assert learner.evaluate(data([2, 3], seed=3), head="b")["accuracy"] > 0.9
     with pytest.raises(ValueError, match="learn_jointly is for 'task-il'"):
-        make("joint").learn_jointly({"a": data([0, 1])})
+        make("none").learn_jointly({"a": data([0, 1])})
 
 
 def test_batchnorm_learns_in_the_first_task_only():
@@ -288,18 +290,18 @@ class Halved(Finetune):
 
 
 def test_a_method_of_ones_own():
-    learner = Learner(backbone(), "none-linear", custom=Halved(), device="cpu", **FAST)
+    learner = Learner(backbone(), replace(RECIPES["none-linear"], method=Halved()), device="cpu", **FAST)
     learner.learn(data([0, 1]))
     plain = make("none-linear")
     plain.learn(data([0, 1]))
-    assert learner.history[0]["loss"][0] < plain.history[0]["loss"][0]
+    assert learner.history[0].loss[0] < plain.history[0].loss[0]
 
 
 @pytest.mark.parametrize(("name", "times"), [("er", 1), ("der", 3), ("derpp", 3)])
 def test_logits_are_stored_all_along(name, times):
     learner = make(name, epochs=3)
     learner.learn(data([0, 1]))
-    assert learner.method.buffer.seen == times * 24
+    assert learner.method.kept.seen == times * 24
 
 
 def test_der_keeps_what_was_answered_and_new_outputs_at_zero():
@@ -311,7 +313,7 @@ def test_der_keeps_what_was_answered_and_new_outputs_at_zero():
     learner.model.grow("main", 4)
     with torch.no_grad():
         learner.model.heads["main"].weight[2:] = 0.5
-    drawn = method.buffer.sample(24, torch.Generator().manual_seed(0))
+    drawn = method.kept.sample(24, torch.Generator().manual_seed(0))
     outputs = learner.model(drawn.x, "main")
     target = torch.cat([drawn.logits, torch.zeros(24, 2)], 1)
     expected = torch.nn.functional.cross_entropy(learner.model(x, "main"), y) + 0.3 * (outputs - target).square().mean()
@@ -330,21 +332,25 @@ def test_der_keeps_what_was_answered_and_new_outputs_at_zero():
             ValueError,
             r"unknown method 'dlfct'; did you mean 'dlcft'\? Known: none",
         ),
-        (lambda: make("dlcft", learning_rate=1), ValueError, "unknown setting 'learning_rate'; known: method"),
-        (lambda: make("dlcft", epochs="many"), ValueError, "epochs is 'many'; it must be an integer"),
-        (lambda: make("dlcft", epochs=True), ValueError, "epochs is True; it must be an integer"),
+        (
+            lambda: make("dlcft", learning_rate=1),
+            ValueError,
+            "dlcft has no setting 'learning_rate'; it has linear, strict",
+        ),
+        (lambda: make("dlcft", epochs="many"), ValueError, "epochs is 'many'; it must be a whole number"),
+        (lambda: make("dlcft", epochs=True), ValueError, "epochs is True; it must be a whole number"),
         (lambda: make("dlcft", first_order=1), ValueError, "first_order is 1; it must be true or false"),
         (lambda: make("dlcft", clip="no"), ValueError, "clip is 'no'; it must be a finite number or None"),
         (
             lambda: make("dlcft-exact", tangent_features=-5),
             ValueError,
-            "tangent_features is -5; it must not be negative",
+            "tangent_features is -5; it must be at least 0",
         ),
         (lambda: make("dlcft", lr=0), ValueError, "lr is 0; it must be positive"),
         (lambda: make("dlcft", epochs=0), ValueError, "epochs is 0; it must be at least 1"),
         (lambda: make("dlcft", loss="hinge"), ValueError, "loss is 'hinge'; it must be one of 'mse', 'cross-entropy'"),
-        (lambda: make("dlcft", balance=2), ValueError, "balance is 2; it must lie between 0 and 1"),
-        (lambda: make("er", buffer=0), ValueError, "replay needs buffer= at least 1"),
+        (lambda: make("dlcft", balance=2), ValueError, "balance is 2; it must be at most 1"),
+        (lambda: make("er", buffer=0), ValueError, "buffer is 0; it must be at least 1"),
         (lambda: make("none", train="conv"), ValueError, "train= is for recipes on the tangent space"),
         (lambda: make("dlcft", augment="blur"), ValueError, "blur"),
         (lambda: Learner(backbone(), device="tpu"), ValueError, "device is 'tpu'; it must be 'auto' or"),
@@ -361,7 +367,16 @@ def test_der_keeps_what_was_answered_and_new_outputs_at_zero():
         ),
         (lambda: make("dlcft").learn((torch.ones(0, 1, 4, 4), [])), ValueError, "the data set is empty"),
         (lambda: Learner(nn.Conv2d(1, 2, 3)).learn(data([0, 1])), ValueError, "must map a batch to a batch × features"),
-        (lambda: Recipe(linear=False, strict=True), ValueError, "strict=True needs linear=True"),
+        (
+            lambda: Learner(backbone(), "dlcft-exact", epochs=500),
+            ValueError,
+            "dlcft-exact has no setting 'epochs'; it has random_features, tangent_features, tangent_share, direction, "
+            "scale, batch_size, augment, ridge, weigh_by, equal_classes.$",
+        ),
+        (lambda: make("dlcft", curvature="kfacc"), ValueError, r"unknown curvature 'kfacc'; did you mean 'kfac'\?"),
+        (lambda: make("dlcft", curvature="kfac"), ValueError, "curvature='kfac' has no effect in 'class-il': the back"),
+        (lambda: make("dlcft", "data-il", buffer=9), ValueError, "buffer=9 has no effect in 'data-il': samples are"),
+        (lambda: Network(linear=False, strict=True), ValueError, "strict=True needs linear=True"),
     ],
 )
 def test_wrong_input(action, error, message):
@@ -388,7 +403,7 @@ def test_images_are_normalised_after_augmentation(name):
     assert torch.allclose(inside.outputs(x), outside.outputs((x - 0.5) / 0.25), atol=1e-3)
     seen = []
     learner = make("none", preprocess=Preprocess(mean=mean, std=std), augment="crop4", epochs=1)
-    learner._backbone.conv.register_forward_hook(lambda module, args, output: seen.append(args[0]))
+    learner._builder.backbone.conv.register_forward_hook(lambda module, args, output: seen.append(args[0]))
     learner.learn((x.abs() + 1, y))
     assert float(torch.cat(seen).min()) == -2.0, "black, normalised"
 
@@ -407,7 +422,7 @@ def test_a_trained_backbone_can_be_taken_elsewhere():
         next(found.parameters()).zero_()
     torch.testing.assert_close(tuner.model.features(tuner._reading(images[0])), expected, rtol=0, atol=0)
     for method in ("dlcft", "ridge"):
-        with pytest.raises(ValueError, match="leaves the backbone as it was; those that train it are none, joint"):
+        with pytest.raises(ValueError, match="leaves the backbone as it was; those that train it are none, lwf"):
             _ = Learner(network, method).trained_backbone
 
 

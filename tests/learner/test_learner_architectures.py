@@ -1,13 +1,13 @@
-"""Networks of other libraries, built by them: each learns, is saved and comes back; and two streams end to end.
+"""Networks of other libraries: learning, saving and loading, the last stage alone, and two streams on real weights.
 
-They need the extra `architectures`; real images lie in the folder that DLCFT_TEST_DATA names.
+They need the extra `architectures`; DLCFT_TEST_DATA names the folder with real images. That many more architectures
+learn is tested in tests/network/test_architectures.py.
 """
 
 import csv
 import importlib
 import inspect
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -19,31 +19,10 @@ from dlcft import Learner
 from dlcft.backbones import load_backbone
 from dlcft.cli import app
 from tests.learner.test_learner_real import CIFAR
+from tests.support.networks import needs
 
-# what these libraries warn of is not ours
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # warnings of other libraries
 SMALL = {"tangent_features": 300, "random_features": 50}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def operators():
-    """A torchvision that was built for another torch imports once the operators it describes exist, if only in name."""
-    try:
-        importlib.import_module("torchvision")
-        return
-    except ImportError:
-        return
-    except RuntimeError:
-        for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
-            del sys.modules[name]
-    library = torch.library.Library("torchvision", "FRAGMENT")
-    for name in ("nms", "qnms"):
-        library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    operators.library = library  # they are gone with it
-
-
-def needs(package):
-    return pytest.importorskip(package, reason=f"{package} is not installed; pip install 'dlcft[architectures]'")
 
 
 def photos(labels, seed, each=3):
@@ -54,26 +33,20 @@ def photos(labels, seed, each=3):
     return (colours[y] + torch.randint(0, 90, (len(y), 3, 40, 50), generator=generator)).to(torch.uint8), y
 
 
-def test_every_kind_learns_and_comes_back(tmp_path):
-    needs("timm"), needs("torchvision")
-    for name in (
-        "torchvision:resnet18",
-        "torchvision:mobilenet_v2",
-        "torchvision:convnext_tiny",
-        "timm:vit_tiny_patch16_224",
-        "timm:mobilenetv3_small_050",
-    ):
-        backbone = load_backbone(name, weights="random")
-        learner = Learner(backbone.module, preprocess=backbone.preprocess, **SMALL)
-        january, february = photos([0, 1], seed=1), photos([1, 2], seed=2)
-        learner.learn(january)
-        learner.save(tmp_path / name)
-        learner = Learner.load(tmp_path / name, load_backbone(**backbone.rebuild).module)
-        learner.learn(february)
-        learner.save()
-        loaded = Learner.load(tmp_path / name, load_backbone(**backbone.rebuild).module)
-        assert torch.equal(loaded.outputs(february[0]), learner.outputs(february[0])), name
-        assert learner.predict(february[0]) == february[1].tolist(), name
+@pytest.mark.parametrize("name", ["torchvision:mobilenet_v2", "timm:vit_tiny_patch16_224"])
+def test_saved_and_loaded_between_two_months(name, tmp_path):
+    needs(name.partition(":")[0])
+    backbone = load_backbone(name, weights="random")
+    learner = Learner(backbone.module, preprocess=backbone.preprocess, **SMALL)
+    january, february = photos([0, 1], seed=1), photos([1, 2], seed=2)
+    learner.learn(january)
+    learner.save(tmp_path / "model")
+    learner = Learner.load(tmp_path / "model", load_backbone(**backbone.rebuild).module)
+    learner.learn(february)
+    learner.save()
+    loaded = Learner.load(tmp_path / "model", load_backbone(**backbone.rebuild).module)
+    assert torch.equal(loaded.outputs(february[0]), learner.outputs(february[0]))
+    assert learner.predict(february[0]) == february[1].tolist()
 
 
 @pytest.mark.parametrize(
@@ -110,7 +83,7 @@ TOPICS = ("scipy.stats", "scipy.signal", "sklearn.metrics", "torch.nn", "matplot
 
 
 def descriptions(topic):
-    """What the functions of a package say that they do: real texts that are at hand everywhere."""
+    """First paragraphs of the docstrings of a package: real texts that every installation has."""
     found = set()
     for name, value in vars(importlib.import_module(topic)).items():
         text = inspect.getdoc(value) if callable(value) and not name.startswith("_") else None
@@ -127,7 +100,7 @@ def write_texts(path, rows):
 
 
 def command(*arguments, capsys):
-    """A command in this process, which has the operators of the fixture."""
+    """A command in this process, in which torchvision can be imported."""
     app([str(argument) for argument in arguments], result_action="return_value")
     return capsys.readouterr().out
 

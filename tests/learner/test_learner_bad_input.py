@@ -119,7 +119,7 @@ BAD = {
     "saving into a file": (lambda a: a.save(__file__), OSError, "cannot be written"),
     "keeping no version": (lambda a: a.save("unused", keep=0), ValueError, "keep is 0"),
     "Ctrl-C": (lambda a: a.learn(Pressed()), KeyboardInterrupt, None),
-    "an unknown setting": (lambda a: Learner(backbone(), epoch=3), ValueError, r"did you mean 'epochs'\?"),
+    "an unknown setting": (lambda a: Learner(backbone(), "none", epoch=3), ValueError, r"did you mean 'epochs'\?"),
     "an unknown method": (lambda a: Learner(backbone(), "dlfct"), ValueError, r"did you mean 'dlcft'\?"),
     "another device": (lambda a: Learner(backbone(), device="tpu"), ValueError, "device is 'tpu'"),
     "a backbone by name": (lambda a: Learner("resnet18"), TypeError, "the backbone is a str"),

@@ -6,10 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from dlcft import Classifier, Learner, Linearized, ScaledMSE, estimate, fold_batchnorm
-from dlcft.backbones import ResNet18, load_features, shipped_resnet18
+from dlcft.backbones import load_backbone, shipped_resnet18
 
 FOLDER = Path(os.environ.get("DLCFT_TEST_DATA", "nowhere"))
 CIFAR = FOLDER / "data" / "cifar100-part.npz"
@@ -57,7 +56,7 @@ def test_a_memory_keeps_more_of_real_images(cifar):
 def test_the_imagenet_network_folds_linearises_and_has_curvature(cifar):
     if not IMAGENET.exists():
         pytest.skip(f"needs {IMAGENET}")
-    network = load_features(ResNet18(), load_file(IMAGENET)).eval()
+    network = load_backbone("resnet18", weights=IMAGENET).module
     x = torch.nn.functional.interpolate(cifar["x_test"][:16], 64, mode="bilinear")
     folded = fold_batchnorm(network)
     with torch.no_grad():

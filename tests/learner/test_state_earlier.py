@@ -10,7 +10,9 @@ from safetensors.torch import load_file
 from torch import nn
 
 from dlcft import Learner
+from dlcft.store.files import CheckpointError
 from tests.learner.test_learner import Net, data
+from tests.support.stores import forge
 
 SAVED = Path(__file__).parents[1] / "support" / "saved"
 EXPECTED = json.loads((SAVED / "expected.json").read_text())
@@ -71,6 +73,13 @@ def test_an_interrupted_task_is_continued(tmp_path):
     learner.learn(task(1, "class-il"), progress=steps.append)
     assert len(steps) == 5, "five of nine steps were left"
     assert close(outputs(learner, "class-il"), wanted["after"])
+
+
+def test_a_method_of_ones_own_was_saved_without_its_settings(tmp_path):
+    shutil.copytree(SAVED / "ewc", tmp_path / "ewc")
+    forge(tmp_path / "ewc", lambda fields: fields["versions"][0]["header"].update(custom="Mine"))
+    with pytest.raises(CheckpointError, match="was learned by 'Mine', a method of your own"):
+        Learner.load(tmp_path / "ewc", backbone(), device="cpu")
 
 
 class Headless(nn.Module):

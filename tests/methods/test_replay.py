@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from dlcft.methods.buffer import Buffer
+from dlcft.methods.replay import Buffer
 
 
 def seeded(seed=0):

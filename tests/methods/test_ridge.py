@@ -10,6 +10,7 @@ from torch import nn
 
 from dlcft import Learner
 from dlcft.data.images import Preprocess
+from dlcft.learner.records import Forgotten
 from tests.learner.test_learner import Net, data
 
 CLOSED_FORM = {
@@ -30,6 +31,7 @@ def make(name="dlcft-exact", scenario="class-il", **options):
 
 def solution(learner):
     """V and b with the classes in the order of their labels."""
+    learner.solve()
     head = learner.model.head("main")
     order = [learner.labels().index(label) for label in sorted(learner.labels())]
     return torch.cat([head.weight[order], head.bias[order, None]], 1).detach()
@@ -102,9 +104,9 @@ def test_merging_learners_of_other_features_is_refused():
         first.merge(make(direction="random", preprocess=Preprocess(size=(4, 4))))
     with pytest.raises(ValueError, match="another train, "):
         make(direction="random", train=[next(iter(dict(Net().named_parameters())))]).merge(first)
-    trained = Learner(Net().double().eval(), "dlcft", epochs=1)
-    with pytest.raises(ValueError, match="closed-form method"):
-        trained.merge(first)
+    network = Net().double().eval()
+    with pytest.raises(ValueError, match="merge needs a closed-form method"):
+        Learner(network, "dlcft", epochs=1).merge(Learner(network, "dlcft", epochs=1))
 
 
 @pytest.mark.parametrize("name", CLOSED_FORM)
@@ -116,7 +118,7 @@ def test_forgetting_equals_never_having_seen(name):
     learner.forget((X[30:40], Y[30:40]))
     learner.forget((X[40:], Y[40:]))
     assert_equal(learner, never, 1e-8)
-    assert learner.history[-1]["forgotten"] == 8
+    assert learner.history[-1] == Forgotten(learner.tasks, ["main"], 8, learner.history[-1].data)
 
 
 def test_a_forgotten_class_is_never_predicted():
@@ -124,6 +126,7 @@ def test_a_forgotten_class_is_never_predicted():
     learner.learn((X, Y))
     learner.forget((X[Y == 3], Y[Y == 3]))
     assert 3 in learner.labels()
+    learner.solve()
     assert not learner.model.head("main").weight[3].any()
     assert 3 not in learner.predict(TEST)
 
@@ -167,7 +170,7 @@ def test_predicted_increase_is_exact(scenario):
     learner.learn((X[new], Y[new]))
     after = learner.evaluate((X[old], Y[old]))["loss"]
     assert learner.predicted_increase() == pytest.approx(after - before, rel=1e-6)
-    assert learner.history[-1]["predicted_increase"] > 0
+    assert learner.predicted_increase() > 0
 
 
 def test_it_is_solved_only_when_asked_for(monkeypatch):

@@ -174,7 +174,7 @@ def test_several_inputs_and_outputs():
 
 
 class Output:
-    """What a Hugging Face model returns: an object with attributes."""
+    """An object with attributes, as Hugging Face models return."""
 
     def __init__(self, pooler_output):
         self.pooler_output = pooler_output
@@ -254,7 +254,7 @@ def test_frozen_layers_cost_one_forward_pass(chosen, forward, backward):
     linear = Linearized(network, train=chosen if chosen is None else lambda n: n.startswith(chosen) and "bn" not in n)
     if chosen is None:
         linear = Linearized(network, train=lambda n: "conv" in n or "downsample.0" in n)
-    linear(x)  # which shows whether activations may do without working in place
+    linear(x)  # the first call decides about in-place activations
     with CountConvolutions() as count:
         linear(x).sum().backward()
     assert (count.forward, count.backward) == (forward, backward)
@@ -318,7 +318,7 @@ def test_the_callers_network_is_left_alone():
 
 
 class ReadsAgain(nn.Module):
-    """Uses what an activation has changed in place."""
+    """Reads a tensor again that an activation has changed in place."""
 
     def __init__(self, activation):
         super().__init__()
@@ -338,7 +338,7 @@ def leaky(h):
 
 
 @pytest.mark.parametrize("activation", [nn.ReLU(inplace=True), nn.LeakyReLU(0.1, inplace=True), rectified, leaky])
-def test_what_an_activation_changes_in_place_stays_changed(activation):
+def test_an_activation_in_place_changes_its_input(activation):
     torch.manual_seed(0)
     network, x = ReadsAgain(activation).double(), torch.randn(6, 4, dtype=torch.float64)
     linear = Linearized(network)
@@ -352,7 +352,7 @@ def test_what_an_activation_changes_in_place_stays_changed(activation):
 
 
 class StandardisedWeights(nn.Conv2d):
-    """Normalises its weight by batch_norm in training mode, as some networks do."""
+    """Normalises its weight by batch_norm in training mode, as NFNets do."""
 
     def forward(self, x):
         flat = self.weight.reshape(1, len(self.weight), -1)

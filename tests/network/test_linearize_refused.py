@@ -1,4 +1,4 @@
-"""What cannot be linearised is named; what can be, works."""
+"""Networks and arguments that `Linearized` refuses, each in one sentence."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ from torch import nn
 
 from dlcft import Linearized
 from tests.support.directions import Calling, close, directional, set_delta
-from tests.support.networks import MLP, ViT, build, images, tokens, vectors
+from tests.support.networks import MLP, ViT, build, vectors
 
 
 class Doubling(torch.autograd.Function):
@@ -34,7 +34,7 @@ def inside(module):
     return nn.Sequential(nn.Linear(6, 6), nn.Sequential(nn.Tanh(), module), nn.Linear(6, 2)).double()
 
 
-def test_what_cannot_be_linearised_is_named():
+def test_the_module_without_a_derivative_is_named():
     x = vectors()
     with pytest.raises(ValueError, match=r"cannot linearise '1\.1' \(Calling\): .*jvp"):
         Linearized(inside(Calling(Doubling.apply)))(x)
@@ -93,8 +93,3 @@ def test_parameters_that_do_not_reach_the_output():
     network.forward = lambda x: network["used"](x)
     with pytest.raises(ValueError, match=r"no trainable parameter reaches the output: unused\.0\.weight"):
         Linearized(network, train="unused")(vectors())
-
-
-def test_inputs_helpers_are_deterministic():
-    assert torch.equal(images(), images())
-    assert torch.equal(tokens(), tokens())

@@ -1,4 +1,4 @@
-"""Folding and activation changes keep what they promise."""
+"""Folded BatchNorms keep the outputs; activations are replaced."""
 
 import copy
 
@@ -8,8 +8,9 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from dlcft import fold_batchnorm, relu_to_leaky
+from dlcft.network.classifier import evaluating
 from dlcft.network.prepare import FrozenAffine
-from tests.support.networks import MLP, SqueezeExcite, build, images, randomize_norms
+from tests.support.networks import MLP, CachedBias, SqueezeExcite, build, images, randomize_norms, vectors
 
 
 class Untraceable(nn.Module):
@@ -137,7 +138,7 @@ class NormAndActivation(nn.BatchNorm2d):
 
 
 @pytest.mark.parametrize("merged", [True, False])
-def test_what_a_batchnorm_of_another_class_does_beside_stays(merged):
+def test_the_activation_in_a_batchnorm_of_another_class_stays(merged):
     torch.manual_seed(0)
     norm = NormAndActivation(3)
     norm.running_mean.normal_()
@@ -152,3 +153,17 @@ def test_what_a_batchnorm_of_another_class_does_beside_stays(merged):
     assert not any(p.shape == (3,) for name, p in folded.named_parameters() if not name.startswith("0."))
     images = torch.randn(2, 3, 4, 4, dtype=torch.float64)
     assert torch.allclose(fold_batchnorm(norm)(images), norm(images))
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_network_with_a_cache_is_differentiated_again_and_again(training):
+    torch.manual_seed(0)
+    network, x = CachedBias().double().train(training), vectors()
+    network(x)
+    for _ in range(2):
+        with evaluating(network):
+            (gradient,) = torch.autograd.grad(network(x).sum(), network.bias)
+        assert torch.allclose(gradient, 2 * network.bias * 3 * network.layer.weight.sum(0))
+        with torch.no_grad():
+            network.bias += 1
+    assert network.training is training

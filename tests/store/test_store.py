@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from dlcft.store.files import DTYPES, CheckpointError, state_digest
-from dlcft.store.store import Store
+from dlcft.store.store import Manifest, Store
 from tests.support.stores import MANIFEST, bits, committed, content, digest, files, forge
 
 
@@ -19,7 +19,7 @@ def test_every_dtype_comes_back_bit_by_bit(tmp_path, dtype):
     tensors = {"matrix": tensor, "strided": tensor.t()[1:], "scalar": tensor[0, 0], "none": tensor[:0]}
     store = Store(tmp_path)
     store.commit(tensors, {})
-    got, _ = store.read()
+    got, _ = store.load()
     assert state_digest(got, {}) == state_digest(tensors, {})
     for name, expected in tensors.items():
         assert got[name].dtype == dtype
@@ -41,12 +41,12 @@ def test_tensors_that_share_memory_or_lie_oddly(tmp_path):
     }
     store = Store(tmp_path)
     store.commit(tensors, {})
-    got, _ = store.read()
+    got, _ = store.load()
     assert got.keys() == tensors.keys()
     assert all(torch.equal(got[name], tensors[name]) for name in tensors)
     got["base"].zero_()
     assert got["same"].any(), "what is read shares nothing, neither with itself nor with the file"
-    assert torch.equal(store.read()[0]["base"], base)
+    assert torch.equal(store.load()[0]["base"], base)
 
 
 def test_other_programs_can_read_the_files(tmp_path):
@@ -65,14 +65,14 @@ def test_other_programs_can_read_the_files(tmp_path):
 
 def test_no_tensors_at_all(tmp_path):
     Store(tmp_path / "new" / "directory").commit({}, {"only": "words"})
-    assert Store(tmp_path / "new" / "directory").read() == ({}, {"only": "words"})
+    tensors, version = Store(tmp_path / "new" / "directory").load()
+    assert (tensors, version.header) == ({}, {"only": "words"})
 
 
 def test_header_keeps_its_order_and_tuples_become_lists(tmp_path):
     store = Store(tmp_path)
     store.commit({}, {"b": (1, 2.5), "a": {"y": None, "x": True}})
-    header = store.read()[1]
-    assert json.dumps(header) == '{"b": [1, 2.5], "a": {"y": null, "x": true}}'
+    assert json.dumps(store.current.header) == '{"b": [1, 2.5], "a": {"y": null, "x": true}}'
 
 
 @pytest.mark.parametrize("header", [{1: "a"}, {"a": float("nan")}, {"a": [float("inf")]}, {"a": torch.zeros(1)}])
@@ -113,15 +113,15 @@ def test_digest_sees_every_bit():
 
 def test_keep(tmp_path):
     store = committed(tmp_path, 5, keep=3)
-    assert [v.number for v in store.versions()] == [3, 4, 5]
+    assert [v.number for v in store.look().versions] == [3, 4, 5]
     for number in (3, 4, 5):
         assert digest(store, number) == state_digest(*content(number))
     assert {path.name for path in tmp_path.glob("*.safetensors")} == {f"version-{n}.safetensors" for n in (3, 4, 5)}
-    assert [v.parent for v in store.versions()][1:] == [v.sha256 for v in store.versions()][:-1]
+    assert [v.parent for v in store.look().versions][1:] == [v.sha256 for v in store.look().versions][:-1]
     store.commit(*content(6), keep=1)
-    assert [v.number for v in store.versions()] == [6]
+    assert [v.number for v in store.look().versions] == [6]
     with pytest.raises(CheckpointError, match=r"version 5 is not kept; .* holds the versions 6\."):
-        store.read(5)
+        store.load(5)
     with pytest.raises(ValueError, match="keep is 0"):
         store.commit({}, {}, keep=0)
 
@@ -135,16 +135,16 @@ def test_rollback(tmp_path):
     assert store.rollback(2) == 2
     number = store.commit(*content(4), keep=2)
     assert number == 4
-    assert [v.number for v in store.versions()] == [2, 4], "the version it was learned from outlives a newer one"
-    assert store.current.parent == store.versions()[0].sha256
-    events = [(e["action"], e["version"]) for e in store.history]
+    assert [v.number for v in store.look().versions] == [2, 4], "the version it was learned from outlives a newer one"
+    assert store.current.parent == store.look().versions[0].sha256
+    events = [(e["action"], e["version"]) for e in store.look().history]
     rolled = [("rollback", n) for n in (2, 1, 3, 2)]
     assert events == [("commit", 1), ("commit", 2), ("commit", 3), *rolled, ("commit", 4)]
 
 
 def test_rollback_needs_a_whole_version(tmp_path):
     store = committed(tmp_path, 2, keep=1)
-    with pytest.raises(CheckpointError, match="version 2 was learned from is not kept"):
+    with pytest.raises(CheckpointError, match="version 2 was learned from version 1, which is not kept"):
         store.rollback()
     store = committed(tmp_path, 1)
     (tmp_path / "version-2.safetensors").write_bytes(b"")
@@ -164,9 +164,9 @@ def test_nothing_there(tmp_path):
     for directory in (tmp_path, tmp_path / "absent", tmp_path / "file" / "under"):
         (tmp_path / "file").touch()
         store = Store(directory)
-        assert (store.versions(), store.history, store.current, store.load_progress()) == ([], [], None, None)
+        assert (store.look(), store.current, store.load_progress()) == (Manifest(), None, None)
         with pytest.raises(CheckpointError, match=r"there is nothing to use; .* holds no checkpoint"):
-            store.read()
+            store.load()
     with pytest.raises(OSError, match="cannot be written"):
         Store(tmp_path / "file").commit({}, {})
 
@@ -255,16 +255,16 @@ def test_damaged_progress_is_ignored_with_a_warning(tmp_path, caplog):
 
 def test_a_version_kept_aside_costs_no_version_that_was_current(tmp_path):
     store = committed(tmp_path, 3)
-    assert [v.number for v in store.versions()] == [2, 3]
+    assert [v.number for v in store.look().versions] == [2, 3]
     for _ in range(2):
         store.commit(*content(4), current=False)
         assert store.current.number == 3
-    assert [v.number for v in store.versions()] == [2, 3, 5], "the newest aside, and what can be gone back to"
+    assert [v.number for v in store.look().versions] == [2, 3, 5], "the newest aside, and what can be gone back to"
     assert store.rollback() == 2
     assert store.rollback(5) == 5
     store.commit(*content(6), keep=3)
-    assert [v.number for v in store.versions()] == [3, 5, 6], "what the new one came from, then what was current"
-    assert store.been_current >= {3, 5, 6}
+    assert [v.number for v in store.look().versions] == [3, 5, 6], "what the new one came from, then what was current"
+    assert store.look().been_current >= {3, 5, 6}
 
 
 def test_equal_content_is_not_taken_for_the_version_before(tmp_path):
@@ -272,10 +272,10 @@ def test_equal_content_is_not_taken_for_the_version_before(tmp_path):
     store.commit(*content(7), current=False)
     store.commit(*content(7), keep=4)
     store.commit(*content(8), keep=4)
-    assert store.versions()[1].sha256 == store.versions()[2].sha256
+    assert store.look().versions[1].sha256 == store.look().versions[2].sha256
     assert store.rollback() == 3
     assert store.rollback() == 1
-    with pytest.raises(CheckpointError, match="what version 1 was learned from is no version"):
+    with pytest.raises(CheckpointError, match="version 1 was learned from no version"):
         store.rollback()
 
 
@@ -283,7 +283,7 @@ def test_versions_are_pruned(tmp_path):
     store = committed(tmp_path, 3, keep=3)
     store.commit(*content(4), keep=3, current=False)
     assert store.prune(2) == [1, 4]
-    assert [v.number for v in store.versions()] == [2, 3]
+    assert [v.number for v in store.look().versions] == [2, 3]
     assert store.prune(2) == []
     assert store.rollback() == 2
     with pytest.raises(ValueError, match="keep is 0"):

@@ -19,7 +19,7 @@ def test_no_flipped_byte_is_accepted(tmp_path):
             place, change = generator.randrange(len(whole)), generator.randrange(1, 256)
             (tmp_path / name).write_bytes(whole[:place] + bytes([whole[place] ^ change]) + whole[place + 1 :])
             with pytest.raises(CheckpointError):
-                store.read()
+                store.load()
         (tmp_path / name).write_bytes(whole)
     assert digest(store) == state_digest(*content(2))
 
@@ -32,11 +32,11 @@ def test_no_other_length_is_accepted(tmp_path):
         for data in [*(whole[:length] for length in lengths), whole + b"\n", whole + whole]:
             (tmp_path / name).write_bytes(data)
             with pytest.raises(CheckpointError):
-                store.read()
+                store.load()
         (tmp_path / name).write_bytes(whole)
     (tmp_path / "version-1.safetensors").unlink()
     with pytest.raises(CheckpointError, match="is missing"):
-        store.read()
+        store.load()
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_sealed_lies_about_the_file_are_refused(tmp_path, changes, match):
     (tmp_path / "outside.safetensors").write_bytes((inside / "version-1.safetensors").read_bytes())
     forge(inside, version_fields(**changes))
     before = files(inside)
-    for action in (store.read, lambda: store.rollback(1)):
+    for action in (store.load, lambda: store.rollback(1)):
         with pytest.raises(CheckpointError, match=match) as caught:
             action()
         assert len(str(caught.value)) < 500
@@ -124,11 +124,11 @@ def test_links_and_devices_are_not_followed(tmp_path, name):
     (inside / name).rename(outside)
     (inside / name).symlink_to(outside)
     with pytest.raises(CheckpointError, match="not a regular file"):
-        store.read()
+        store.load()
     (inside / name).unlink()
     os.mkfifo(inside / name)
     with pytest.raises(CheckpointError, match="not a regular file"):
-        store.read()
+        store.load()
 
 
 def test_a_linked_lock_file_is_not_overwritten(tmp_path):
@@ -146,7 +146,7 @@ def test_a_version_file_that_is_something_else(tmp_path):
         (tmp_path / "version-1.safetensors").write_bytes(data)
         forge(tmp_path, version_fields(bytes=len(data), sha256=hashlib.sha256(data).hexdigest()))
         with pytest.raises(CheckpointError, match="is not a safetensors file"):
-            store.read()
+            store.load()
 
 
 def test_manifests_that_are_too_large(tmp_path, monkeypatch):

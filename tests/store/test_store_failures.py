@@ -2,6 +2,7 @@
 
 import builtins
 import errno
+import fcntl
 import os
 import random
 import signal
@@ -12,9 +13,8 @@ import time
 import pytest
 import torch
 
-from dlcft.learner.state import Home
-from dlcft.store import _lock
-from dlcft.store import files as _files
+from dlcft.data import files as _files
+from dlcft.store import manifest
 from dlcft.store.files import CheckpointError, state_digest
 from dlcft.store.store import Store
 from tests.support.stores import MANIFEST, committed, content, digest, files
@@ -94,7 +94,7 @@ def test_failing_calls(tmp_path, monkeypatch, function, call):
     number = store.current.number
     assert number == (3 if call > 2 and not (function == "fsync" and call == 3) else 2)
     assert digest(store) == state_digest(*content(number))
-    referenced = {v.file for v in store.versions()}
+    referenced = {v.file for v in store.look().versions}
     assert files(tmp_path).keys() == {MANIFEST, *referenced}
 
 
@@ -136,7 +136,7 @@ for line in sys.stdin:
     if child == 0:
         store = Store(sys.argv[1])
         while True:
-            n = store.history[-1]["version"] + 1 if store.history else 1
+            n = store.look().history[-1]["version"] + 1 if store.look().history else 1
             store.save_progress({"t": torch.full((200_000,), float(n))}, {"n": n})
             store.commit({"t": torch.full((200_000,), float(n))}, {"n": n})
     print(child, flush=True)
@@ -156,25 +156,25 @@ def test_kill_at_any_moment(tmp_path):
             process.stdin.flush()
             child = int(process.stdout.readline())
             start = time.perf_counter()
-            while not store.versions():  # the first child tells how long a commit takes on this disk
+            while not store.look().versions:  # the first child tells how long a commit takes on this disk
                 time.sleep(0.001)
             period = period or 3 * (time.perf_counter() - start)
             time.sleep(generator.uniform(0, period))
             os.kill(child, signal.SIGKILL)
             assert process.stdout.readline() == "dead\n"
-            tensors, header = store.read()
-            assert header["n"] == store.current.number >= last
-            assert torch.equal(tensors["t"], torch.full((200_000,), float(header["n"])))
-            last = header["n"]
+            tensors, version = store.load()
+            assert version.header["n"] == store.current.number >= last
+            assert torch.equal(tensors["t"], torch.full((200_000,), float(version.header["n"])))
+            last = version.header["n"]
             progress = store.load_progress()
             assert progress is None or progress[1]["n"] == last + 1
-            referenced = {MANIFEST, *(v.file for v in store.versions())}
+            referenced = {MANIFEST, *(v.file for v in store.look().versions)}
             dirty += any(name not in referenced for name in files(tmp_path))
         process.stdin.close()
     assert last > 1, "the children did commit"
     assert dirty > 0, "some were killed at work"
     store.commit(*content(1))
-    assert files(tmp_path).keys() == {MANIFEST, *(v.file for v in store.versions())}
+    assert files(tmp_path).keys() == {MANIFEST, *(v.file for v in store.look().versions)}
     assert store.current.number == last + 1
 
 
@@ -216,17 +216,72 @@ def test_the_lock_nests_and_ends(tmp_path):
 
 
 def test_a_lock_that_its_holder_removes_is_taken_anew(tmp_path, monkeypatch):
-    removed, take = [], _lock._take
+    removed, flock = [], fcntl.flock
 
-    def after_removal(file):
+    def after_removal(file, operation):
         if not removed:  # the holder ends between opening and locking
             removed.append((tmp_path / ".lock").unlink())
-        take(file)
+        flock(file, operation)
 
-    monkeypatch.setattr(_lock, "_take", after_removal)
+    monkeypatch.setattr(fcntl, "flock", after_removal)
     with Store(tmp_path).lock(), pytest.raises(CheckpointError, match="in use"), Store(tmp_path).lock():
         pass
     assert removed
+
+
+def test_a_lock_that_cannot_be_signed_is_released(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    store = committed(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        with pytest.raises(OSError, match=r"cannot be written \(No space left on device\)"):
+            store.commit(*content(2))
+        with pytest.raises(OSError, match="No space left"), store.lock():
+            pass
+    with Store(tmp_path).lock():
+        pass
+    assert store.commit(*content(2)) == 2
+
+
+FORKING = """
+import os, signal, sys
+from dlcft.store.store import CheckpointError, Store
+store = Store(sys.argv[1])
+with store.lock():
+    worker = os.fork()
+    if worker == 0:
+        signal.pause()
+    child = os.fork()
+    if child == 0:  # the parent's lock is not the child's
+        try:
+            store.commit({}, {})
+        except CheckpointError as error:
+            os._exit(0 if f"in use by process {os.getppid()};" in str(error) else 1)
+        os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    try:
+        with Store(sys.argv[1]).lock():
+            sys.exit("the child has ended the parent's lock")
+    except CheckpointError:
+        pass
+try:
+    with Store(sys.argv[1]).lock():  # although the worker lives
+        pass
+finally:
+    os.kill(worker, signal.SIGKILL)
+child = os.fork()
+if child == 0:
+    store.commit({}, {})
+    os._exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+assert store.commit({}, {}) == 2
+"""
+
+
+def test_the_lock_belongs_to_one_process(tmp_path):
+    subprocess.run([sys.executable, "-c", FORKING, str(tmp_path)], check=True)
 
 
 def test_only_what_a_first_commit_made_is_abandoned(tmp_path):
@@ -248,7 +303,32 @@ def test_what_cannot_be_written_is_told_once(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(27, "File too large")
 
-    home = Home(tmp_path)
+    store = Store(tmp_path)
     monkeypatch.setattr("dlcft.store.store.write_tensors", full)
-    with pytest.raises(OSError, match=r"cannot be written \(File too large\)"):
-        home.commit(*content(1), keep=1)
+    with pytest.raises(OSError, match=r"cannot be written \(File too large\)") as caught, store.writing():
+        store.commit(*content(1), keep=1)
+    assert str(caught.value).count("cannot be written") == 1
+
+
+def test_while_the_lock_is_held_the_manifest_is_read_once(tmp_path, monkeypatch):
+    """After that, what others have written is seen."""
+    store, reads, genuine = committed(tmp_path, 2), [], manifest.read_json
+    monkeypatch.setattr(manifest, "read_json", lambda path: reads.append(path) or genuine(path))
+    store.commit(*content(3))
+    assert len(reads) == 1
+    with store.writing():
+        store.save_progress(*content(20))
+        assert store.look().current == store.current == store.look().versions[-1]
+        store.commit(*content(4))
+        assert (store.current.number, len(store.look().history)) == (4, 4)
+        assert (store.load_progress(), store.strangers()) == (None, [])
+        assert store.rollback() == 3
+        store.prune(1)
+        kept = store.look()
+    assert len(reads) == 2
+    assert kept == store.look(), "the same as on the disk"
+    assert digest(store) == state_digest(*content(3))
+    Store(tmp_path).commit(*content(5))
+    assert store.current.number == 5
+    with store.lock():
+        assert store.current.number == 5

@@ -92,6 +92,17 @@ def block_of(matrix, slices, block, params):
     return [matrix[p.reshape(-1)][:, p.reshape(-1)].view(*p.shape, *p.shape) for p in positions]
 
 
+def dense(curvature, params):
+    """The whole matrix on parameters of these shapes, in the order of `curvature.names`, column by column."""
+    sizes = [params[name].numel() for name in curvature.names]
+    columns = []
+    for unit in torch.eye(sum(sizes), dtype=params[curvature.names[0]].dtype):
+        parts = zip(curvature.names, unit.split(sizes), strict=True)
+        product = curvature.matvec({name: part.view(params[name].shape) for name, part in parts})
+        columns.append(torch.cat([product[name].reshape(-1) for name in curvature.names]))
+    return torch.stack(columns, 1)
+
+
 def run(name, model, x, y, loss, **options):
     return estimate(name, model, [(x, y)], loss, "h", draws=None, **options)
 

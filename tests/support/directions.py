@@ -4,7 +4,6 @@ import copy
 
 import torch
 from torch import nn
-from torch.func import functional_call
 
 
 def set_delta(linear, seed=3, scale=0.1):
@@ -15,23 +14,26 @@ def set_delta(linear, seed=3, scale=0.1):
     return {name: p.detach().clone() for name, p in linear.delta.named_parameters()}
 
 
-def shifted(network, delta, step):
-    """The parameters of the network, moved by a multiple of delta."""
-    return {name: p.detach() + step * delta.get(name, 0) for name, p in network.named_parameters()}
+@torch.no_grad()
+def moved(network, delta, step):
+    """A copy of the network, its parameters moved by a multiple of delta."""
+    network = copy.deepcopy(network)
+    for name, p in network.named_parameters():
+        p.add_(step * delta.get(name, 0))
+    return network
 
 
+@torch.no_grad()
 def directional(network, delta, *inputs, step=1e-5, pick=lambda out: out, **kwargs):
     """Central difference with one Richardson step: an error of order step⁴."""
 
     def central(h):
-        forward, backward = (
-            pick(functional_call(network, shifted(network, delta, s), inputs, kwargs)) for s in (h, -h)
-        )
+        forward, backward = (pick(moved(network, delta, s)(*inputs, **kwargs)) for s in (h, -h))
         return (forward - backward) / (2 * h)
 
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        return ((4 * central(step / 2) - central(step)) / 3).detach()
+        return (4 * central(step / 2) - central(step)) / 3
     finally:
         torch.backends.mha.set_fastpath_enabled(True)
 

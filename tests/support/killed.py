@@ -17,13 +17,13 @@ from pathlib import Path
 import torch
 
 from dlcft import Learner
-from dlcft.learner import state as saving
+from dlcft.learner import train
 from dlcft.methods.recipes import RECIPES
 from dlcft.store.files import state_digest
 from dlcft.store.store import Store
 from tests.learner.test_learner import SMALL, backbone, data
 
-saving.PROGRESS_SECONDS = 0.0  # after every step
+train.PROGRESS_SECONDS = 0.0  # after every step
 METHODS = ["dlcft", "derpp", "lwf", "dlcft-exact", "dlcft-paper", "ewc"]
 STREAM = [data([0, 1], seed=1), data([1, 2], seed=2), data([3, 0], seed=3)]
 
@@ -31,7 +31,7 @@ STREAM = [data([0, 1], seed=1), data([1, 2], seed=2), data([3, 0], seed=3)]
 def learn(method, directory):
     """Begin, or go on where the directory stands."""
     if Store(directory).current is None:
-        options = SMALL.get(method, {}) if RECIPES[method].method == "ridge" else {"epochs": 3, "batch_size": 8}
+        options = SMALL.get(method, {}) if RECIPES[method].closed_form else {"epochs": 3, "batch_size": 8}
         learner = Learner(backbone(), method, device="cpu", **options)
         learner.save(directory)
     else:
@@ -43,9 +43,9 @@ def learn(method, directory):
 
 def content(directory):
     """What was learned, without times."""
-    tensors, header = Store(directory).read()
-    history = [{k: v for k, v in entry.items() if not k.startswith("seconds")} for entry in header.pop("history")]
-    return state_digest(tensors, {**header, "history": history})
+    tensors, version = Store(directory).load()
+    history = [{k: v for k, v in e.items() if not k.startswith("seconds")} for e in version.header["history"]]
+    return state_digest(tensors, version.header | {"history": history})
 
 
 def child(method, directory):

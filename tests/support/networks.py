@@ -1,5 +1,10 @@
 """Small networks of every family that tests linearise, each in float64 with an input that fits."""
 
+import functools
+import importlib
+import sys
+
+import pytest
 import torch
 from torch import nn
 
@@ -136,6 +141,23 @@ class Windows(nn.Module):
         return self.out(tokens.mean(1))
 
 
+class CachedBias(nn.Module):
+    """Keeps a function of its parameters in evaluation mode, as LeViT does."""
+
+    def __init__(self):
+        super().__init__()
+        self.bias, self.layer, self.bias_cache = nn.Parameter(torch.randn(6)), nn.Linear(6, 4), {}
+
+    def train(self, mode=True):
+        self.bias_cache = {} if mode else self.bias_cache
+        return super().train(mode)
+
+    def forward(self, x):
+        if "cpu" not in self.bias_cache:
+            self.bias_cache["cpu"] = self.bias.square()
+        return self.layer(x + self.bias_cache["cpu"])
+
+
 class MLP(nn.Sequential):
     def __init__(self):
         super().__init__(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 5), nn.ReLU(inplace=True), nn.Linear(5, 4))
@@ -173,3 +195,31 @@ def build(name):
     make, batch = NETWORKS[name]
     torch.manual_seed(0)
     return randomize_norms(make()).double().eval(), batch()
+
+
+def needs(package):
+    """A package of the extra `architectures`, or skip the test."""
+    if package in ("timm", "torchvision"):  # timm imports torchvision
+        _mend_torchvision()
+    return pytest.importorskip(package, reason=f"{package} is not installed; pip install 'dlcft[architectures]'")
+
+
+@functools.cache
+def _mend_torchvision():
+    """A torchvision that was built for another torch imports once the operators exist that it describes.
+
+    Returns their library, because they are gone when it is.
+    """
+    try:
+        importlib.import_module("torchvision")
+    except ImportError:
+        return None
+    except RuntimeError:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+            del sys.modules[name]
+    else:
+        return None
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    for name in ("nms", "qnms"):
+        library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    return library

@@ -29,7 +29,8 @@ def committed(directory, count=1, **options):
 
 
 def digest(store, version=None):
-    return state_digest(*store.read(version))
+    tensors, entry = store.load(version)
+    return state_digest(tensors, entry.header)
 
 
 def bits(tensor):
@@ -51,7 +52,7 @@ def forge(directory, change, name=MANIFEST):
 def assert_refused(store, match):
     """Reading, committing and rolling back fail with one sentence and change nothing."""
     before = files(store.directory)
-    for action in (store.read, lambda: store.commit(*content(9)), lambda: store.rollback(1)):
+    for action in (store.load, lambda: store.commit(*content(9)), lambda: store.rollback(1)):
         with pytest.raises(CheckpointError, match=match) as caught:
             action()
         message = str(caught.value)

@@ -1,4 +1,4 @@
-"""Files of weights: where they are looked for, how they are read, and how a network is filled from them."""
+"""Files of weights: find them, read them, fill a network from them."""
 
 from __future__ import annotations
 
@@ -13,20 +13,16 @@ from torch import Tensor, nn
 
 OFFICIAL = "resnet18-f37072fd.pth"  # torchvision's ResNet-18, IMAGENET1K_V1
 OFFICIAL_URL = f"https://download.pytorch.org/models/{OFFICIAL}"
-CLASSIFIERS = ("fc", "classifier", "heads", "head")  # what networks call their last layer
+CLASSIFIERS = ("fc", "classifier", "heads", "head")  # usual names of the last layer
 
 
 def weights_folder() -> Path:
-    """Where files of weights are looked for: `$DLCFT_WEIGHTS`, or ~/.cache/dlcft/weights."""
+    """The folder of weights: `$DLCFT_WEIGHTS`, or ~/.cache/dlcft/weights."""
     return Path(os.environ.get("DLCFT_WEIGHTS") or Path.home() / ".cache" / "dlcft" / "weights")
 
 
 def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors of a .safetensors, .pth or .pt file by name, and its metadata; nothing in it can run code.
-
-    Raises:
-        ValueError: when it is no such file.
-    """
+    """The tensors of a .safetensors, .pth or .pt file by name, and its metadata; nothing in it can run code."""
     if path.suffix not in (".safetensors", ".pth", ".pt"):
         raise ValueError(f"weights is {str(path)!r}; a .safetensors, .pth or .pt file is accepted.")
     try:
@@ -35,23 +31,17 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
                 # a copy: the reader maps the file, which may be overwritten
                 return {key: file.get_tensor(key).clone() for key in file.keys()}, file.metadata() or {}  # noqa: SIM118
         state = torch.load(path, map_location="cpu", weights_only=True)
-    # what the readers raise for broken and cut files, and torch's for code
+    # the readers' errors for broken and cut files, and torch's for code
     except (safetensors.SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, KeyError, ValueError) as error:
         raise ValueError(f"{path} cannot be read as weights ({first_line(error)}).") from error
     if not isinstance(state, Mapping) or not all(isinstance(tensor, Tensor) for tensor in state.values()):
-        kind = (
-            f"a dict of {', '.join(map(str, list(state)[:3]))}" if isinstance(state, Mapping) else type(state).__name__
-        )
-        raise ValueError(f"{path} holds {kind}; a state dict, names with tensors, is accepted.")
+        held = f" of {', '.join(map(str, list(state)[:3]))}" if isinstance(state, Mapping) else ""
+        raise ValueError(f"{path} holds a {type(state).__name__}{held}; a state dict, names with tensors, is accepted.")
     return dict(state), {}
 
 
 def official_file() -> Path:
-    """Torchvision's weights of ResNet-18.
-
-    Raises:
-        FileNotFoundError: when they are not in the folder of weights.
-    """
+    """Torchvision's weights of ResNet-18."""
     folder = weights_folder()
     for file in (folder / OFFICIAL, (folder / OFFICIAL).with_suffix(".safetensors")):
         if file.is_file():
@@ -63,26 +53,16 @@ def official_file() -> Path:
 
 
 def find_weights(weights: str | os.PathLike[str], *, folder: bool = False) -> Path:
-    """The file (or folder) as given, or of that name in the folder of weights.
-
-    Raises:
-        FileNotFoundError: when there is none.
-    """
+    """The file (or folder) as given, or of that name in the folder of weights."""
     for path in (Path(weights).expanduser(), weights_folder() / weights):
         if path.is_dir() if folder else path.is_file():
             return path
-    kind = "folder" if folder else "file"
-    raise FileNotFoundError(
-        f"weights is {str(weights)!r}; there is no such {kind}, neither here nor in {weights_folder()}."
-    )
+    missing = f"there is no such {'folder' if folder else 'file'}, neither here nor in {weights_folder()}"
+    raise FileNotFoundError(f"weights is {str(weights)!r}; {missing}.")
 
 
 def fill(network: nn.Module, state: Mapping[str, Tensor], source: str) -> None:
-    """Load weights, but for those of a classifier that the network does not have.
-
-    Raises:
-        ValueError: when names or shapes are not the network's.
-    """
+    """Load weights, except those of a classifier that the network does not have."""
     wanted = network.state_dict()
     given = {key: t for key, t in state.items() if key in wanted or key.partition(".")[0] not in CLASSIFIERS}
     # files from before torch 0.4.1 lack the counter, which nothing here uses
@@ -102,5 +82,5 @@ def some(names: list[str]) -> str:
 
 
 def first_line(error: Exception) -> str:
-    """What an error says, to stand within a sentence."""
+    """The message of an error, to be put into a sentence."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")

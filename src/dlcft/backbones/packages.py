@@ -1,4 +1,4 @@
-"""Networks of other packages, and one's own, by name. A package is imported when a name asks for it, not before."""
+"""Networks of other packages, and one's own, by name. A package is imported only for a name of its own."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dlcft.backbones.files import CLASSIFIERS, fill, first_line, read_weights, some
+from dlcft.backbones.files import CLASSIFIERS, first_line, some
 from dlcft.data.images import Preprocess
 from dlcft.data.sources import Tokenizer
 
@@ -32,12 +32,8 @@ _LONGEST = 512  # tokens of a text, where neither model nor tokenizer tells
 Source = str | Path | None  # of weights: 'random', a file, or None for the published ones
 
 
-class Found(NamedTuple):
-    """A network, what its images go through, and what makes texts into its inputs, if it reads texts."""
-
-    module: nn.Module
-    preprocess: Preprocess
-    tokenizer: Tokenizer | None = None
+# a network, the preprocessing of its images, and its tokenizer if it reads texts
+Found = tuple[nn.Module, Preprocess, Tokenizer | None]
 
 
 def _timm(name: str, source: Source) -> Found:
@@ -51,12 +47,10 @@ def _timm(name: str, source: Source) -> Found:
     except RuntimeError as error:
         near = nearest(name, timm.list_models())
         raise ValueError(f"timm has no {name!r} as asked for ({first_line(error)}).{near}") from error
-    if isinstance(source, Path):
-        fill(module, read_weights(source)[0], str(source))
     config = data.resolve_model_data_config(module)
     channels, height, width = config["input_size"]
     used = _preprocess((height, width), config["mean"], config["std"], config["interpolation"], channels)
-    return Found(module, used)
+    return module, used, None
 
 
 def _torchvision(name: str, source: Source) -> Found:
@@ -71,15 +65,13 @@ def _torchvision(name: str, source: Source) -> Found:
         where = f"put {published.url} into {Path(torch.hub.get_dir()) / 'checkpoints'}, or pass weights=FILE"
         raise FileNotFoundError(_offline(f"torchvision:{name}", error, where)) from error
     _remove_classifier(module, name)
-    if isinstance(source, Path):
-        fill(module, read_weights(source)[0], str(source))
     used = published.transforms()
     size = used.crop_size[0]
-    return Found(module, _preprocess((size, size), used.mean, used.std, used.interpolation.value, 3))
+    return module, _preprocess((size, size), used.mean, used.std, used.interpolation.value, 3), None
 
 
 def _remove_classifier(module: nn.Module, name: str) -> None:
-    """Replace the last layer with weights; what stands before it (flattening, norms, hidden layers) is kept."""
+    """Replace the last layer that has weights; flattening, norms and hidden layers before it are kept."""
     children = dict(module.named_children())
     for part in (part for part in CLASSIFIERS if part in children):
         layers = [key for key, m in children[part].named_modules(prefix=part) if isinstance(m, nn.Linear | nn.Conv2d)]
@@ -92,7 +84,7 @@ def _remove_classifier(module: nn.Module, name: str) -> None:
 class Pooled(nn.Module):
     """A model of the package transformers as feature vectors: its pooled output, or the first token.
 
-    With `mean`, the mean of the last layer's tokens that are no padding: what sentence encoders are trained for.
+    With `mean`, the mean of the last layer's tokens without padding, as sentence encoders are trained for.
     """
 
     def __init__(self, model: nn.Module, *, mean: bool = False) -> None:
@@ -137,7 +129,7 @@ def _hf(name: str, source: Source) -> Found:
     if info["missing_keys"] or mean:
         # the checkpoint of a classifier has none, and a random one would spoil the features; a mean needs none
         model.pooler = None
-    return Found(Pooled(model, mean=mean), preprocess, tokenizer)
+    return Pooled(model, mean=mean), preprocess, tokenizer
 
 
 def _hf_tokenizer(transformers: Any, place: str, config: Any) -> Tokenizer | None:
@@ -171,23 +163,19 @@ def _hf_preprocess(config: Mapping[str, Any]) -> Preprocess:
 
 
 def own_network(name: str, source: Source) -> Found:
-    """The network that a function `module:function` returns, if need be with its preprocessing or its tokenizer.
-
-    Raises:
-        ValueError: when there is none, or it returns something else.
-    """
+    """The network that a function `module:function` returns, with its preprocessing or its tokenizer if it has one."""
     path, _, factory = name.partition(":")
     accepted = f"accepted: {', '.join(BACKBONES)}"
     if not all(part.isidentifier() for part in (*path.split("."), factory)):
         raise ValueError(f"unknown backbone {name!r}; {accepted}.{nearest(path, PACKAGES)}")
     if source == "random":
-        raise ValueError(f"weights is 'random'; {name!r} accepts a file, or none for what its factory returns.")
+        raise ValueError(f"weights is 'random'; {name!r} accepts a file, or none for the weights of its factory.")
     with _current_directory():
         try:
             module = importlib.import_module(path)
         except ModuleNotFoundError as error:
             if not f"{path}.".startswith(f"{error.name}."):
-                raise  # the module is there; what it imports is not
+                raise  # the module is there, and one of its imports is not
             near = nearest(path, PACKAGES)
             raise ValueError(f"unknown backbone {name!r}: there is no module {path!r}; {accepted}.{near}") from error
         if factory not in vars(module):
@@ -198,20 +186,12 @@ def own_network(name: str, source: Source) -> Found:
             raise ValueError(f"{name!r} failed: {type(error).__name__}: {first_line(error)}") from error
     network, reading = made if isinstance(made, tuple) and len(made) == 2 else (made, Preprocess())
     if not isinstance(network, nn.Module) or not (isinstance(reading, Preprocess) or callable(reading)):
-        raise ValueError(
-            f"{name!r} returned a {type(made).__name__}; an nn.Module is accepted, or that and a Preprocess or a "
-            "tokenizer."
-        )
-    if isinstance(source, Path):
-        fill(network, read_weights(source)[0], str(source))
-    return Found(network, reading) if isinstance(reading, Preprocess) else Found(network, Preprocess(), reading)
+        accepted = "an nn.Module is accepted, or that and a Preprocess or a tokenizer"
+        raise ValueError(f"{name!r} returned a {type(made).__name__}; {accepted}.")
+    return (network, reading, None) if isinstance(reading, Preprocess) else (network, Preprocess(), reading)
 
 
-PACKAGES: dict[str, Callable[[str, Source], Found]] = {
-    "timm": _timm,
-    "torchvision": _torchvision,
-    "hf": _hf,
-}
+PACKAGES: dict[str, Callable[[str, Source], Found]] = {"timm": _timm, "torchvision": _torchvision, "hf": _hf}
 
 
 def _package(module: str) -> Any:
@@ -220,10 +200,8 @@ def _package(module: str) -> Any:
         return importlib.import_module(module)
     # a build for another torch raises the other two
     except (ImportError, RuntimeError, OSError) as error:
-        raise ImportError(
-            f"this backbone needs the package {package}, which cannot be imported ({first_line(error)}): "
-            f"pip install {package}."
-        ) from error
+        needed = f"this backbone needs the package {package}, which cannot be imported ({first_line(error)})"
+        raise ImportError(f"{needed}: pip install {package}.") from error
 
 
 def _preprocess(
@@ -236,7 +214,7 @@ def _preprocess(
 
 @contextmanager
 def seeded() -> Iterator[None]:
-    """What is drawn inside is always the same, and the generator outside does not notice."""
+    """Draw the same random numbers each time, without a change to torch's global generator."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         yield
@@ -244,7 +222,7 @@ def seeded() -> Iterator[None]:
 
 @contextmanager
 def _current_directory() -> Iterator[None]:
-    """With the current directory among those that modules are searched in."""
+    """Search the current directory for modules, too."""
     here = os.getcwd()
     sys.path.insert(0, here)
     importlib.invalidate_caches()
@@ -259,6 +237,6 @@ def _offline(name: str, error: OSError, where: str) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A question to put behind a sentence, if a known name is close."""
+    """The question "did you mean …?" if a known name is close, else nothing."""
     near = difflib.get_close_matches(name, list(known), 1)
     return f" Did you mean {near[0]!r}?" if near else ""

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
-from dlcft.bench.experiment import Experiment
-from dlcft.bench.probes import NEIGHBOURS
+from dlcft.bench.experiment import Experiment, recipe_of
+from dlcft.bench.metrics import NEIGHBOURS
 from dlcft.bench.spectrum import Spectrum
-from dlcft.methods.recipes import RECIPES
 
 Settings = Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class Choice:
-    """What the paper leaves open, what is done here, and why."""
+class Choice(NamedTuple):
+    """A value that the paper leaves open, as it is set here, and why."""
 
     value: Any
     reason: str
@@ -70,31 +68,23 @@ OPEN_CHOICES: dict[str, Choice] = {
 
 @dataclass(frozen=True)
 class Scale:
-    """How large a reproduction is.
+    """How large a reproduction is."""
 
-    Attributes:
-        streams: the experiment, without a method, that stands for each of the paper's; some may be missing.
-        spectra: the networks of the figure of eigenvalues.
-        seeds: how many, unless said otherwise.
-        knn: how often the rows of the k-NN figure are probed.
-        small: settings that are cut, where a recipe has a larger value.
-        weights: files of a stream's backbone, for nonlinear and for linearised rows; None for the published ones.
-        missing: why it has not one of the paper's streams.
-    """
-
-    streams: Mapping[str, Experiment]
-    spectra: tuple[Spectrum, ...]
-    seeds: int = 3
-    knn: int = 5
-    small: Settings = field(default_factory=dict)
+    streams: Mapping[str, Experiment]  # without a method, for each stream of the paper; some may be missing
+    spectra: tuple[Spectrum, ...]  # the networks of the figure of eigenvalues
+    seeds: int = 3  # how many, unless said otherwise
+    knn: int = 5  # how often the rows of the k-NN figure are probed
+    small: Settings = field(default_factory=dict)  # upper bounds of settings
+    # files of a stream's backbone, for nonlinear and for linearised rows; None for the published ones
     weights: Mapping[str, tuple[str | None, str | None]] = field(default_factory=dict)
-    missing: Mapping[str, str] = field(default_factory=dict)
+    missing: Mapping[str, str] = field(default_factory=dict)  # why a stream of the paper's is missing
 
 
 _DIGITS = Experiment(dataset="digits", tasks=2, size=8, classes=6, per_class=6)
 _MINI = Experiment(dataset="seq-cifar100", tasks=10, per_class=100)
 _PAPER = Experiment(dataset="seq-cifar100", tasks=10, backbone="resnet18-32", width=64)
 _MIT = Experiment(dataset="seq-mit67", tasks=4, backbone="resnet18")
+_BACKBONE = Spectrum("seq-cifar100", network="shipped", lr=1e-4)
 WEIGHTS = ("resnet18-32-imagenet32-relu.safetensors", "resnet18-32-imagenet32.safetensors")
 
 
@@ -120,19 +110,7 @@ SCALES: dict[str, Scale] = {
     ),
     "mini": Scale(
         _streams(_MINI, replace(_MINI, tasks=100, evaluate_every=20), **{"data-10": replace(_MINI, evaluate_every=2)}),
-        (
-            Spectrum(epochs=60),
-            Spectrum(
-                "seq-cifar100",
-                network="shipped",
-                per_class=20,
-                epochs=20,
-                lr=1e-4,
-                points=6,
-                samples=128,
-                iterations=15,
-            ),
-        ),
+        (Spectrum(epochs=60), replace(_BACKBONE, per_class=20, epochs=20, points=6, samples=128, iterations=15)),
         knn=2,
         missing={
             "mit-4": "MIT-67's photos at 224 pixels through a whole ResNet-18 pre-trained on ImageNet-1k take a GPU; "
@@ -143,7 +121,7 @@ SCALES: dict[str, Scale] = {
         _streams(_PAPER, replace(_PAPER, tasks=100), **{"mit-4": _MIT}),
         (
             Spectrum("mnist", epochs=20, samples=2000),
-            Spectrum("seq-cifar100", network="resnet18-32", width=64, epochs=50, lr=1e-4, samples=1000),
+            replace(_BACKBONE, network="resnet18-32", width=64, epochs=50, samples=1000),
         ),
         knn=10,
         weights={
@@ -156,21 +134,12 @@ SCALES: dict[str, Scale] = {
 
 def open_settings(method: str, stream: str, scale: str) -> dict[str, Any]:
     """The open choices that a method depends on."""
-    value = {name: choice.value for name, choice in OPEN_CHOICES.items()}
-    recipe = RECIPES[method]
-    if recipe.method == "ridge":
+    recipe, value = recipe_of(method, {}), {name: choice.value for name, choice in OPEN_CHOICES.items()}
+    if recipe.closed_form:
         return {}
-    settings = {name: value[name] for name in ("batch_size", "schedule")}
+    names = ("batch_size", "schedule", "temperature", "weigh_by", "draws", "replay_batch", "batchnorm")
+    settings = {name: value[name] for name in names if not (recipe.linear and name == "batchnorm")}
     settings["epochs"] = value["epochs"].get(f"{scale}, {stream}", value["epochs"][scale])
     settings |= value["der"].get(method, {})
-    if method in value["strength"]:
-        settings["strength"] = value["strength"][method]
-    if recipe.method == "lwf":
-        settings["temperature"] = value["temperature"]
-    if recipe.method == "quadratic":
-        settings |= {"weigh_by": value["weigh_by"], "draws": value["draws"]}
-    if recipe.method in ("replay", "quadratic"):
-        settings["replay_batch"] = value["replay_batch"]
-    if not recipe.linear:
-        settings["batchnorm"] = value["batchnorm"]
-    return settings
+    settings |= {"strength": value["strength"][method]} if method in value["strength"] else {}
+    return {name: chosen for name, chosen in settings.items() if name in recipe.settings}

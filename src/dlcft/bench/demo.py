@@ -11,7 +11,7 @@ from dlcft.bench.experiment import Experiment, Result
 from dlcft.bench.many import cores, run_all
 from dlcft.methods.recipes import RECIPES
 
-METHODS = {
+METHODS = {  # by `Experiment.title`
     "none": "fine-tune on, no memory",
     "ewc": "diagonal penalty",
     "osla": "K-FAC penalty",
@@ -21,7 +21,7 @@ METHODS = {
     "dlcft": "linearised, exact TK",
     "ranpac": "closed form, random features",
     "dlcft-exact": "closed form, tangent space",
-    "joint": "all data at once",
+    "none (joint)": "all data at once",
 }
 TITLES = {
     "data-il": "The same ten digits, turned 40° further in each of 3 tasks: accuracy in the end",
@@ -40,36 +40,27 @@ MOST_JOBS = 4  # a process takes about a gigabyte
 
 
 def experiments(epochs: int, seed: int) -> Iterator[Experiment]:
-    """What the demonstration runs."""
+    """The runs of the demonstration."""
     for base in (TURNED, NEW_CLASSES):
-        for method in METHODS:
-            yield replace(base, method=method, seed=seed, settings=_settings(method, epochs))
+        for title in METHODS:
+            method, joint = title.removesuffix(" (joint)"), title.endswith(" (joint)")
+            yield replace(base, joint=joint, method=method, seed=seed, settings=_settings(method, epochs))
 
 
 def _settings(method: str, epochs: int) -> dict[str, Any]:
-    recipe = RECIPES[method]
-    settings: dict[str, Any] = {}
-    if recipe.method != "ridge":
-        settings = {"epochs": epochs, "batch_size": BATCH_SIZE}
-        settings |= {"lr": FASTER[recipe.optimizer] * recipe.lr} if recipe.head == "zero" else {}
-    if recipe.buffer:
-        settings["buffer"] = BUFFER
-    if recipe.tangent_features:
-        return settings | {"tangent_features": TANGENT_FEATURES, "random_features": RANDOM_FEATURES // 4}
-    return settings | ({"random_features": RANDOM_FEATURES} if recipe.random_features else {})
+    recipe, settings = RECIPES[method].settings, {"epochs": epochs, "batch_size": BATCH_SIZE, "buffer": BUFFER}
+    if recipe.get("head_start") == "zero":
+        settings["lr"] = FASTER[recipe["optimizer"]] * recipe["lr"]
+    if RECIPES[method].closed_form:
+        tangent = bool(recipe["tangent_features"])
+        settings = {"tangent_features": TANGENT_FEATURES} if tangent else {}
+        settings["random_features"] = RANDOM_FEATURES // 4 if tangent else RANDOM_FEATURES
+    return {name: value for name, value in settings.items() if recipe.get(name)}
 
 
 def demonstrate(
     out: Path, *, epochs: int, seed: int, jobs: int | None = None, report: Callable[[str], None]
 ) -> list[Result]:
-    """Run all of it; what is in `out` already is not computed again.
-
-    Args:
-        out: the folder of results.
-        epochs: passes over a task, for methods that are trained.
-        seed: of everything random.
-        jobs: how many methods at once, each with its share of the cores; by default one a core, four at most.
-        report: called with a line after each method, or after each task if they run one after another.
-    """
+    """Run all of it, by default one method a core, four at most; see `run_all`."""
     planned = list(experiments(epochs, seed))
     return run_all(planned, out, jobs=min(cores(), MOST_JOBS) if jobs is None else jobs, report=report)

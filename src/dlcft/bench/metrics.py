@@ -1,4 +1,4 @@
-"""Figures of merit of a stream of tasks, from its accuracy matrix, and probes of features and of curvature.
+"""Figures of merit: of an accuracy matrix, of a learner on a stream, of features and of curvature.
 
 `R[t, j]` is the accuracy on task j after learning task t; entries with j > t may be missing (NaN).
 
@@ -8,58 +8,105 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 
 import torch
 import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
-from torch.func import functional_call
+from torch.autograd.functional import vhp
 
+from dlcft.bench.streams import Pair, Stream
 from dlcft.curvature.losses import Loss
+from dlcft.learner.heads import HEAD
+from dlcft.learner.learner import Learner
 from dlcft.network.classifier import Classifier, evaluating
-from dlcft.network.inputs import Input
-from dlcft.network.linearize import Linearized, forward_mode_kernels
+from dlcft.network.forward_mode import forward_mode_kernels
+from dlcft.network.inputs import Input, functional_call
+from dlcft.network.linearize import Linearized
 
+NEIGHBOURS = 20  # that vote in the probe of features
+OLD_IMAGES = 500  # that the rise of the old tasks' loss is measured on
 Tensors = dict[str, Tensor]
 Batches = Iterable[tuple[Input, Tensor]]
 
 
-def average_accuracy(matrix: Tensor) -> float:
-    """ACC: the mean over all tasks after the last one, `mean_j R[T, j]`."""
-    return float(_checked(matrix)[-1].mean())
-
-
 def backward_transfer(matrix: Tensor) -> float:
     """BWT: `mean_{j<T} (R[T, j] − R[j, j])`; 0 for a single task. Negative: something was forgotten."""
-    matrix = _checked(matrix)
-    if len(matrix) == 1:
-        return 0.0
-    return float((matrix[-1] - matrix.diagonal())[:-1].mean())
+    return float((matrix[-1] - matrix.diagonal())[:-1].mean()) if len(matrix) > 1 else 0.0
 
 
 def forgetting(matrix: Tensor) -> float:
     """`mean_{j<T} (max_{t<T} R[t, j] − R[T, j])`; 0 for a single task."""
-    matrix = _checked(matrix)
     if len(matrix) == 1:
         return 0.0
     best = matrix[:-1].nan_to_num(nan=-torch.inf).amax(0)
     return float((best - matrix[-1])[:-1].mean())
 
 
-def recovered(method: float, none: float, joint: float) -> float:
-    """How much of the distance from no memory to joint training a method recovers: `(method − none)/(joint − none)`."""
-    return (method - none) / (joint - none) if joint != none else float("nan")
+class Examiner:
+    """Tests a learner on a stream. In closed form, features never change and are computed once."""
+
+    def __init__(self, learner: Learner, stream: Stream) -> None:
+        self.learner, self.stream = learner, stream
+        self._fixed: dict[int, Tensor] = {}
+        self._neighbours: float | None = None
+
+    def accuracies(self, tasks: int) -> list[float]:
+        """On each of the first tasks, or on the test set that all share."""
+        return [self._accuracy(index) for index in range(1 if self.stream.shares_test else tasks)]
+
+    def neighbours(self) -> float:
+        """The accuracy of nearest neighbours among the features of all training images, of tasks to come too."""
+        if not self.learner.method.closed_form or self._neighbours is None:
+            everything = self.stream.joint().tasks[0]
+            (known, labels), (asked, truth) = everything.train, everything.test
+            found = nearest_neighbours(self._features(known), labels, self._features(asked), NEIGHBOURS)
+            self._neighbours = float((found == truth).double().mean())
+        return self._neighbours
+
+    def old_loss(self, tasks: int, images: int = OLD_IMAGES) -> float:
+        """The mean over the first tasks of the loss on training images, as many of each, so many in all."""
+        old = self.stream.tasks[:tasks]
+        some = [(evenly(task.train, max(1, images // tasks)), task.head) for task in old]
+        if all(head is None for _, head in some):
+            x, y = (torch.cat(parts) for parts in zip(*(pair for pair, _ in some), strict=True))
+            return self.learner.evaluate((x, y))["loss"]
+        return sum(self.learner.evaluate(pair, head=head)["loss"] for pair, head in some) / len(some)
+
+    @torch.no_grad()
+    def _accuracy(self, index: int) -> float:
+        learner, task = self.learner, self.stream.tasks[index]
+        if not learner.method.closed_form:
+            return learner.evaluate(task.test, head=task.head)["accuracy"]
+        x, y = task.test
+        if index not in self._fixed:
+            self._fixed[index] = self._features(x)
+        learner.solve()
+        head = task.head or HEAD
+        layer, names = learner.model.head(head), learner.labels(head)
+        answers = layer(self._fixed[index].to(layer.weight)).argmax(1).tolist()
+        right: list[bool] = [names[answer] == label for answer, label in zip(answers, y.tolist(), strict=True)]
+        return sum(right) / len(right)
+
+    @torch.no_grad()
+    def _features(self, x: Tensor) -> Tensor:
+        inputs, model = self.learner.inputs(x), self.learner.model.eval()
+        batches = self.learner._batches(inputs, torch.zeros(len(inputs), dtype=torch.long), 256)
+        return torch.cat([model.features(part).float().cpu() for part, _ in batches])
+
+
+def evenly(pair: Pair, count: int) -> Pair:
+    """So many images, evenly spaced: in a stream they stand class by class."""
+    x, y = pair
+    chosen = torch.linspace(0, len(y) - 1, min(count, len(y))).round().long()
+    return x[chosen], y[chosen]
 
 
 def nearest_neighbours(features: Tensor, labels: Tensor, queries: Tensor, k: int = 20, chunk: int = 1024) -> Tensor:
     """The label that most of the k nearest references (by cosine) have, for every query; ties go to the nearer side.
 
-    Args:
-        features: of the references, samples × features.
-        labels: theirs.
-        queries: features of what is asked.
-        k: how many neighbours vote.
-        chunk: queries at a time.
+    Features of the references, which have the labels, and of the queries are samples × features; a chunk of queries is
+    looked at together.
     """
     if not 1 <= k <= len(features):
         raise ValueError(f"k is {k}; it must lie between 1 and the number of references, {len(features)}.")
@@ -76,37 +123,17 @@ def nearest_neighbours(features: Tensor, labels: Tensor, queries: Tensor, k: int
 
 
 def largest_eigenvalue(
-    model: Classifier,
-    batches: Batches,
-    loss: Loss,
-    head: str,
-    *,
-    iterations: int = 20,
-    generator: torch.Generator | None = None,
+    model: Classifier, batches: Batches, loss: Loss, head: str, *, iterations: int, generator: torch.Generator
 ) -> float:
     """The largest eigenvalue of the Gauss-Newton matrix (the Fisher matrix) of the mean loss, by power iteration.
 
     No matrix is formed: one product is a directional derivative of the outputs, the loss's Hessian in them, and a
-    backward pass. The value never exceeds the true one, and rises to it with more iterations.
-
-    Args:
-        model: the classifier; its trainable parameters count, and it is left as it was.
-        batches: pairs of input and label indices, gone through once an iteration.
-        loss: of the outputs of `head`.
-        head: a head's name.
-        iterations: how many products.
-        generator: where the first direction comes from.
-
-    Raises:
-        ValueError: when there is no iteration to do, or no data.
+    backward pass. The value never exceeds the true one, and rises to it with more iterations. Trainable parameters
+    count; the model is left as it was.
     """
-    if iterations < 1:
-        raise ValueError(f"iterations is {iterations}; it must be at least 1.")
-    if isinstance(batches, Iterator):
-        batches = list(batches)
-    params = model.params(head)
+    batches = list(batches)
     # torch's generators draw on the CPU
-    image: Tensors = {name: torch.randn(p.shape, generator=generator).to(p) for name, p in params.items()}
+    image = {name: torch.randn(p.shape, generator=generator).to(p) for name, p in model.params(head).items()}
     value = 0.0
     with evaluating(model):
         for _ in range(iterations):
@@ -134,8 +161,6 @@ def _gauss_newton_product(model: Classifier, batches: Batches, loss: Loss, head:
             if grad is not None:
                 total[name] += grad
         count += len(labels)
-    if not count:
-        raise ValueError("there is no data; the curvature needs at least one batch.")
     return {name: t / count for name, t in total.items()}
 
 
@@ -159,17 +184,10 @@ def _output_change(model: Classifier, x: Input, head: str, direction: Tensors) -
 
 def _hessian_product(loss: Loss, outputs: Tensor, labels: Tensor, change: Tensor) -> Tensor:
     """The Hessian of each sample's loss in its outputs, times their change."""
-    outputs = outputs.requires_grad_()
-    summed = loss.value(outputs, labels) * len(labels)
-    (grad,) = torch.autograd.grad(summed, outputs, create_graph=True)
-    return torch.autograd.grad(grad, outputs, change)[0]
+    _, product = vhp(lambda outputs: loss.value(outputs, labels) * len(labels), outputs, change)
+    assert isinstance(product, Tensor)
+    return product
 
 
-def _dot(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
+def _dot(one: Tensors, other: Tensors) -> float:
     return float(sum((t.double() * other[name].double()).sum() for name, t in one.items()))
-
-
-def _checked(matrix: Tensor) -> Tensor:
-    if matrix.dim() != 2 or matrix.shape[0] != matrix.shape[1] or not len(matrix):
-        raise ValueError(f"the accuracy matrix has shape {tuple(matrix.shape)}; tasks × tasks is needed.")
-    return matrix

@@ -5,7 +5,6 @@ Like an experiment: a frozen configuration in, JSON out, never computed twice. A
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 from collections.abc import Callable
@@ -18,18 +17,19 @@ from torch import Tensor, nn
 
 from dlcft.backbones import Backbone, load_backbone
 from dlcft.bench.datasets import load
+from dlcft.bench.environment import environment
 from dlcft.bench.events import append_event
-from dlcft.bench.experiment import Experiment, check_same, environment, make_stream, write_atomically
-from dlcft.bench.metrics import largest_eigenvalue
-from dlcft.bench.probes import evenly
+from dlcft.bench.experiment import Experiment, check_weights, hashed, make_stream
+from dlcft.bench.metrics import evenly, largest_eigenvalue
+from dlcft.bench.streams import Pair
 from dlcft.curvature.losses import LOSSES
+from dlcft.data.files import write_text
 from dlcft.data.images import Preprocess
-from dlcft.data.samples import Batches
-from dlcft.learner.build import fingerprint
-from dlcft.learner.core import HEAD
+from dlcft.data.labels import Labels
+from dlcft.learner.display import Progress
+from dlcft.learner.heads import HEAD
 from dlcft.learner.learner import Learner
-from dlcft.learner.progress import Progress
-from dlcft.methods.recipes import check_name
+from dlcft.network.names import check_name
 
 SPECTRUM_FORMAT = 1
 SPECTRUM_PREFIX = "spectrum-"
@@ -38,54 +38,33 @@ MLP = "mlp"
 
 @dataclass(frozen=True)
 class Spectrum:
-    """All that determines a curve of eigenvalues.
-
-    Attributes:
-        dataset: a name that `datasets.load` knows.
-        loss: "cross-entropy" or "mse".
-        network: "mlp", untrained, or a name that `load_backbone` knows.
-        seed: of everything random.
-        width: units in each of the two hidden layers of the "mlp", or channels of a ResNet-18.
-        per_class: only so many training images of each class, or None for all.
-        epochs: passes over them.
-        batch_size: samples a step.
-        lr: of Adam.
-        scale: α of the squared loss.
-        points: how often the three figures are taken, evenly spaced.
-        samples: training images that loss and eigenvalue are taken from.
-        iterations: of the power iteration.
-    """
+    """All that determines a curve of eigenvalues."""
 
     dataset: str = "digits"
     loss: str = "cross-entropy"
-    network: str = MLP
+    network: str = MLP  # untrained, or a name that `load_backbone` knows
     seed: int = 0
-    width: int | None = None
-    per_class: int | None = None
+    width: int | None = None  # units in each of the two hidden layers of the MLP, or channels of a ResNet-18
+    per_class: int | None = None  # only so many training images of each class, or all
     epochs: int = 10
     batch_size: int = 32
-    lr: float = 1e-3
-    scale: float = 15.0
-    points: int = 20
-    samples: int = 500
-    iterations: int = 20
+    lr: float = 1e-3  # of Adam
+    scale: float = 15.0  # α of the squared loss
+    points: int = 20  # how often the figures are taken, evenly spaced
+    samples: int = 500  # training images that loss and eigenvalue are taken from
+    iterations: int = 20  # of the power iteration
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be run, before anything is."""
+        """Reject a configuration that cannot be run."""
         check_name("loss", self.loss, LOSSES)
         for name in ("epochs", "points", "samples", "iterations"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1.")
 
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON can hold it."""
-        return asdict(self)
-
     @property
     def key(self) -> str:
         """A hash of the whole configuration."""
-        text = json.dumps({"spectrum": SPECTRUM_FORMAT, **self.to_dict()}, sort_keys=True)
-        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+        return hashed({"spectrum": SPECTRUM_FORMAT, **asdict(self)})
 
     @property
     def file(self) -> str:
@@ -95,14 +74,10 @@ class Spectrum:
 
 @dataclass(frozen=True)
 class Trace:
-    """What came out.
+    """The outcome. The environment has a hash of the network as it was at first.
 
-    Attributes:
-        spectrum: the configuration.
-        records: in order, each with `epochs` (how many were complete, with the share of the one under way),
-            `train_loss`, `test_loss`, `test_accuracy` and `eigenvalue`.
-        seconds: in all.
-        environment: versions, commit, hardware, a hash of the network as it was at first.
+    A record has `epochs` (how many were complete, with the share of the one under way), `train_loss`, `test_loss`,
+    `test_accuracy` and `eigenvalue`.
     """
 
     spectrum: Spectrum
@@ -111,16 +86,12 @@ class Trace:
     environment: dict[str, Any]
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON can hold it."""
+        """The content of its file."""
         return {"spectrum_format": SPECTRUM_FORMAT, **asdict(self)}
 
     @classmethod
     def read(cls, path: Path) -> Trace:
-        """From its file.
-
-        Raises:
-            ValueError: when it is none, or of another version.
-        """
+        """The curve in a file; refused when it is none, or of another version."""
         try:
             content = json.loads(path.read_text())
             found = content.pop("spectrum_format")
@@ -139,100 +110,51 @@ def trace(
     weights: str | None = None,
     report: Callable[[str], None] = print,
 ) -> Trace:
-    """The curve of a configuration: read if it is there, else computed and written.
-
-    Args:
-        spectrum: what to do.
-        out: the folder of results.
-        data: where the data set is, see `datasets.load`. Not part of the configuration.
-        weights: the backbone's file, see `load_backbone`. Its content is part of the result.
-        report: called with a line after each point.
-    """
+    """The curve of a configuration: read if it is there, else computed and written; see `experiment.run`."""
     path = out / spectrum.file
     if path.exists():
-        return _known(path, spectrum, weights)
+        found = Trace.read(path)
+        check_weights(path, found.environment, spectrum.network, weights, spectrum.width)
+        return found
     started = time.perf_counter()
     whole = Experiment(dataset=spectrum.dataset, tasks=1, seed=spectrum.seed, per_class=spectrum.per_class)
     task = make_stream(whole, load(spectrum.dataset, data).decoded()).tasks[0]
-    backbone = _network(spectrum, task.train[0], weights)
-    learner = Learner(
-        backbone.module,
-        "none",
-        scenario="data-il",
-        seed=spectrum.seed,
-        preprocess=backbone.preprocess,
-        loss=spectrum.loss,
-        scale=spectrum.scale,
-        optimizer="adam",
-        lr=spectrum.lr,
-        weight_decay=0.0,  # or the minimum of the cross-entropy would not lie at infinity
-        epochs=spectrum.epochs,
-        batch_size=spectrum.batch_size,
-        batchnorm="frozen",
-    )
-    probe = _Probe(spectrum, learner, evenly(task.train, spectrum.samples), task.test, report)
-    learner.learn(task.train, progress=probe)
-    append_event(out, {"spectrum": spectrum.file, **probe.records[-1]})
-    result = Trace(spectrum, probe.records, time.perf_counter() - started, environment(backbone))
-    write_atomically(path, json.dumps(result.to_dict(), indent=1))
+    backbone = make_network(spectrum, task.train[0], weights)
+    settings = {name: getattr(spectrum, name) for name in ("seed", "loss", "scale", "lr", "epochs", "batch_size")}
+    settings |= {"optimizer": "adam", "batchnorm": "frozen", "preprocess": backbone.preprocess}
+    settings["weight_decay"] = 0.0  # or the minimum of the cross-entropy would not lie at infinity
+    learner = Learner(backbone.module, "none", scenario="data-il", **settings)
+    records: list[dict[str, float]] = []
+    some = evenly(task.train, spectrum.samples)
+
+    def look(progress: Progress) -> None:
+        """Take the figures while the one training loop runs, which calls this after each step."""
+        # the first after the first step, the last after the last
+        if progress.share < len(records) / max(1, spectrum.points - 1) - 1e-9:
+            return
+        train, test = learner.evaluate(some), learner.evaluate(task.test)
+        value = _eigenvalue(spectrum, learner, some)
+        epochs, losses = progress.share * spectrum.epochs, {"train_loss": train["loss"], "test_loss": test["loss"]}
+        records.append({"epochs": epochs, **losses, "test_accuracy": test["accuracy"], "eigenvalue": value})
+        report(f"{spectrum.file}, epoch {epochs:.1f}: training loss {train['loss']:.3g}, eigenvalue {value:.3g}")
+
+    learner.learn(task.train, progress=look)
+    append_event(out, {"spectrum": spectrum.file, **records[-1]})
+    result = Trace(spectrum, records, time.perf_counter() - started, environment(backbone))
+    write_text(path, json.dumps(result.to_dict(), indent=1))
     return result
 
 
-def _known(path: Path, spectrum: Spectrum, weights: str | None) -> Trace:
-    found = Trace.read(path)
-    if weights is not None:
-        backbone = load_backbone(spectrum.network, weights=weights, width=spectrum.width)
-        check_same(path, "weights", found.environment["backbone"], fingerprint(backbone.module))
-    return found
+def _eigenvalue(spectrum: Spectrum, learner: Learner, pair: Pair) -> float:
+    samples = learner.samples(pair)
+    batches = learner._batches(samples, Labels(learner.labels()).indices(samples.labels), 256)
+    generator = torch.Generator().manual_seed(spectrum.seed)
+    model, loss = learner.model, learner.loss
+    return largest_eigenvalue(model, batches, loss, HEAD, iterations=spectrum.iterations, generator=generator)
 
 
-class _Probe:
-    """Takes the figures while the one training loop runs, which calls it after each step."""
-
-    def __init__(
-        self,
-        spectrum: Spectrum,
-        learner: Learner,
-        train: tuple[Tensor, Tensor],
-        test: tuple[Tensor, Tensor],
-        report: Callable[[str], None],
-    ) -> None:
-        self.spectrum, self.learner, self.train, self.test, self.report = spectrum, learner, train, test, report
-        self.records: list[dict[str, float]] = []
-
-    def __call__(self, progress: Progress) -> None:
-        # the first after the first step, the last after the last
-        if progress.share < len(self.records) / max(1, self.spectrum.points - 1) - 1e-9:
-            return
-        train, test = self.learner.evaluate(self.train), self.learner.evaluate(self.test)
-        self.records.append(
-            {
-                "epochs": progress.share * self.spectrum.epochs,
-                "train_loss": train["loss"],
-                "test_loss": test["loss"],
-                "test_accuracy": test["accuracy"],
-                "eigenvalue": self._eigenvalue(),
-            }
-        )
-        last = self.records[-1]
-        self.report(
-            f"{self.spectrum.network}, {self.spectrum.loss}, epoch {last['epochs']:.1f}: training loss "
-            f"{last['train_loss']:.3g}, eigenvalue {last['eigenvalue']:.3g}"
-        )
-
-    def _eigenvalue(self) -> float:
-        learner, (x, y) = self.learner, self.train
-        places = {label: place for place, label in enumerate(learner.labels())}
-        labels = torch.tensor([places[label] for label in y.tolist()])
-        batches: Batches = learner._batches(learner.samples((x, y)), labels, 256)
-        generator = torch.Generator().manual_seed(self.spectrum.seed)
-        iterations = self.spectrum.iterations
-        return largest_eigenvalue(
-            learner.model, batches, learner.loss, HEAD, iterations=iterations, generator=generator
-        )
-
-
-def _network(spectrum: Spectrum, images: Tensor, weights: str | None) -> Backbone:
+def make_network(spectrum: Spectrum, images: Tensor, weights: str | None) -> Backbone:
+    """The network at first: an MLP for these images, or a backbone by name."""
     if spectrum.network != MLP:
         return load_backbone(spectrum.network, weights=weights, width=spectrum.width)
     inputs, width = images[0].numel(), spectrum.width or 100

@@ -1,4 +1,4 @@
-"""What `dlcft predict` answers, and how it is written."""
+"""Answers of `dlcft predict`, and their files."""
 
 from __future__ import annotations
 
@@ -24,46 +24,40 @@ def predictions(
     from dlcft.update.calibration import probabilities
 
     names = learner.labels()
-    temperature = learner.notes.get("temperature") or learner.recipe.scale / 10
+    temperature = learner.notes.get("temperature") or learner.recipe.model.scale / 10
     for indices in torch.arange(len(what)).split(batch_size):
         for index, x in _readable(what, indices, skipped):
             given = probabilities(learner.outputs(x), temperature)
             for row, place in zip(given, index.tolist(), strict=True):
                 best = row.topk(min(top, len(names)))
                 answer = [(str(names[i]), float(p)) for p, i in zip(best.values, best.indices.tolist(), strict=True)]
-                yield what.called(place), answer
+                yield what.name(place), answer
 
 
 def _readable(what: Inputs, indices: Tensor, skipped: list[str]) -> Iterator[tuple[Tensor, Any]]:
     """The inputs at these positions as a batch; one by one where one of them cannot be read."""
     try:
-        yield indices, what.fetch(indices)
-        return
-    except ValueError:
-        pass
-    for index in indices.split(1):
-        try:
-            x = what.fetch(index)
-        except ValueError as error:
+        x = what.fetch(indices)
+    except ValueError as error:
+        if len(indices) > 1:
+            for index in indices.split(1):
+                yield from _readable(what, index, skipped)
+        else:
             skipped.append(str(error))
             print(f"dlcft: skipped: {error}", file=sys.stderr)
-            continue
-        yield index, x
+    else:
+        yield indices, x
 
 
 def write_rows(rows: Iterator[tuple[str, list[tuple[str, float]]]], file: Any, format_: str, top: int) -> None:
     """`predictions` as CSV, or one JSON object a line."""
     if format_ == "json":
         for name, answer in rows:
-            file.write(
-                json.dumps({"input": name, "answers": [{"label": a, "probability": p} for a, p in answer]}) + "\n"
-            )
+            given = [{"label": label, "probability": p} for label, p in answer]
+            file.write(json.dumps({"input": name, "answers": given}) + "\n")
         return
     writer = csv.writer(file)
-    writer.writerow(["input", *(f"{kind}{number}" for number in _numbers(top) for kind in ("label", "probability"))])
+    numbers = [""] if top == 1 else [f" {number}" for number in range(1, top + 1)]
+    writer.writerow(["input", *(f"{kind}{number}" for number in numbers for kind in ("label", "probability"))])
     for name, answer in rows:
         writer.writerow([name, *(cell for label, p in answer for cell in (label, f"{p:.6g}"))])
-
-
-def _numbers(top: int) -> list[str]:
-    return [""] if top == 1 else [f" {number}" for number in range(1, top + 1)]

@@ -1,21 +1,20 @@
-"""What commands make of their arguments."""
+"""Arguments of commands, parsed and checked."""
 
 from __future__ import annotations
 
+import importlib
 import json
+import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-# what ends a command in one sentence; of RuntimeErrors, those about memory
+# errors that end a command with one sentence; of RuntimeErrors, those about memory
 FAILURES = (ValueError, TypeError, OSError, ImportError, FloatingPointError, MemoryError, RuntimeError)
 
 
 def setting(text: str, option: str = "--set") -> tuple[str, Any]:
-    """`key=value`, the value a number, true, false, null or a word.
-
-    Raises:
-        ValueError: when there is no =.
-    """
+    """`key=value`, the value a number, true, false, null or a word."""
     key, equals, value = text.partition("=")
     if not equals:
         raise ValueError(f"{option} is {text!r}; key=value is needed.")
@@ -25,12 +24,22 @@ def setting(text: str, option: str = "--set") -> tuple[str, Any]:
         return key, value
 
 
-def positive(name: str, value: int) -> None:
-    """Refuse what is below 1.
+def import_own(names: Iterable[str | None]) -> None:
+    """Import the modules (`module` or `module:Name`) of a user's own classes, also from the current folder."""
+    for name in names:
+        if name is None:
+            continue
+        here = str(Path.cwd())
+        if here not in sys.path:
+            sys.path.append(here)  # last: a file of the folder never replaces an installed module
+        try:
+            importlib.import_module(name.partition(":")[0])
+        except ImportError as error:
+            raise ValueError(f"{name} cannot be imported ({error}).") from error
 
-    Raises:
-        ValueError: when it is.
-    """
+
+def positive(name: str, value: int) -> None:
+    """Reject a number below 1."""
     if value < 1:
         raise ValueError(f"{name} is {value}; it must be at least 1.")
 
@@ -41,11 +50,7 @@ def in_number(count: int, what: str) -> str:
 
 
 def apart(option: str, path: Path, model: Path, *inputs: Path | None) -> None:
-    """Refuse to write over what is read.
-
-    Raises:
-        ValueError: when the path is one of the inputs, has an image's name, or lies in the model's directory.
-    """
+    """Refuse to write over an input: the path of one, an image's name, or a place in the model's directory."""
     from dlcft.data.images import EXTENSIONS
 
     if path.suffix.lower() in EXTENSIONS:

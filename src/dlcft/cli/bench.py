@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -20,6 +21,7 @@ def run(
     dataset: str = "digits",
     scenario: Scenario = "data-il",
     tasks: int = 2,
+    joint: bool = False,
     method: Annotated[list[str] | None, Parameter(name="--method")] = None,
     seed: int = 0,
     seeds: int = 1,
@@ -46,56 +48,33 @@ def run(
 
     Example: dlcft run --dataset digits --scenario class-il --tasks 5 --method dlcft --set epochs=2
 
-    Parameters
-    ----------
-    dataset
-        A name that `dlcft list datasets` shows, or the path of an image folder or .npz file.
-    scenario
-        The same labels in every task (data-il), a head for each task (task-il), or new labels (class-il).
-    tasks
-        How many.
-    method
-        A name that `dlcft list methods` shows, dlcft-exact by default; may be repeated.
-    seed
-        Of the split and of training.
-    seeds
-        How many seeds, counted up from that one.
-    backbone
-        A name that `dlcft list backbones` shows.
-    weights
-        The backbone's file, or "random".
-    width
-        Of a ResNet-18.
-    size
-        Bring images to so many pixels.
-    classes
-        Only the first so many.
-    per_class
-        Only so many training images of each class.
-    turn
-        Turn the images of each task by so many degrees more.
-    validate
-        Test on a part of the training images, to choose settings by.
-    evaluate_every
-        Test after every so many tasks.
-    set_
-        A field of the recipe to change, as key=value; may be repeated.
-    data
-        The folder or file of the data set.
-    download
-        Fetch the data set if it is not there.
-    out
-        The folder of results.
-    tensorboard
-        A folder for TensorBoard to read; needs the extra dlcft[tensorboard].
-    jobs
-        How many to run at once on this machine.
-    executor
-        Hand them to a cluster (slurm), or to processes here (local), through submitit.
-    cluster
-        A parameter of submitit's, as key=value, such as slurm_partition=gpu or timeout_min=600; may be repeated.
-    as_json
-        Print the whole results, one a line.
+    Args:
+        dataset: A name that `dlcft list datasets` shows, or the path of an image folder or .npz file.
+        scenario: The same labels in every task (data-il), a head for each task (task-il), or new labels (class-il).
+        tasks: How many.
+        joint: Learn all tasks at once: the upper bound, with --method none or none-linear.
+        method: A name that `dlcft list methods` shows, or module:Name; dlcft-exact by default; may be repeated.
+        seed: Of the split and of training.
+        seeds: How many seeds, counted up from that one.
+        backbone: A name that `dlcft list backbones` shows.
+        weights: The backbone's file, or "random".
+        width: Of a ResNet-18.
+        size: Resize images to so many pixels.
+        classes: Only the first so many.
+        per_class: Only so many training images of each class.
+        turn: Turn the images of each task by so many degrees more.
+        validate: Test on a part of the training images, to choose settings by.
+        evaluate_every: Test after every so many tasks.
+        set_: A setting of the recipe to change, as key=value; may be repeated.
+        data: The folder or file of the data set.
+        download: Fetch the data set if it is not there.
+        out: The folder of results.
+        tensorboard: A folder for TensorBoard to read; needs the extra dlcft[tensorboard].
+        jobs: How many to run at once on this machine.
+        executor: Hand them to a cluster (slurm), or to processes here (local), through submitit.
+        cluster: A parameter of submitit's, as key=value, such as slurm_partition=gpu or timeout_min=600; may be
+            repeated.
+        as_json: Print the whole results, one a line.
     """
     from dlcft.bench.datasets import load
     from dlcft.bench.experiment import Experiment
@@ -106,6 +85,7 @@ def run(
         dataset=dataset,
         scenario=scenario,
         tasks=tasks,
+        joint=joint,
         seed=seed,
         backbone=backbone,
         width=width,
@@ -148,21 +128,17 @@ def report(
     format_: Annotated[Literal["html", "md", "csv", "tex"], Parameter(name="--format")] = "html",
     out: Path | None = None,
 ) -> None:
-    """Make tables and figures from result files: the paper's, where the results belong to them, and all others.
+    """Make tables and figures from result files: the paper's, for results of its rows, and one for each stream.
 
     Example: dlcft report --runs runs/ --format md
 
-    Parameters
-    ----------
-    runs
-        The folder of results.
-    format_
-        One page with everything (html), or the tables alone.
-    out
-        The file to write; by default report.html in that folder, and the terminal for tables.
+    Args:
+        runs: The folder of results.
+        format_: One page with everything (html), or the tables alone.
+        out: The file to write; by default report.html in that folder, and the terminal for tables.
     """
     from dlcft.bench import report as reports
-    from dlcft.bench.experiment import write_atomically
+    from dlcft.data.files import write_text
 
     foreign: list[str] = []
     results = reports.read_results(runs, foreign=foreign)
@@ -171,17 +147,16 @@ def report(
         print(f"dlcft: {sentence}", file=sys.stderr)
     if not results and not traces:
         raise ValueError(f"{runs} holds no results; dlcft run, dlcft reproduce and dlcft demo write some.")
-    more: dict[str, Any] = {"traces": traces, "tuned": reports.read_tuned(runs)}
     if format_ == "html":
-        text = reports.to_html(results, title=str(runs), warnings=foreign, **more)
+        text = reports.to_html(results, title=str(runs), warnings=foreign, traces=traces)
         out = out or runs / "report.html"
     else:
         writers = {"md": reports.to_markdown, "csv": reports.to_csv, "tex": reports.to_latex}
-        text = writers[format_](results, **more)
+        text = writers[format_](results, traces=traces)
     if out is None:
         print(text)
     else:
-        write_atomically(out, text)
+        write_text(out, text)
         print(out.resolve())
 
 
@@ -208,79 +183,52 @@ def pretrain(
 
     Example: dlcft pretrain --data imagenet/ --backbone resnet18 --convert resnet18.pth --save leaky.safetensors
 
-    Parameters
-    ----------
-    data
-        A name that `dlcft list datasets` shows, or the path of an image folder or .npz file.
-    save
-        The .safetensors file to write; `--backbone NAME --weights FILE` takes it.
-    path
-        The folder or file of the data set.
-    backbone
-        For 32 pixels, or torchvision's for 224.
-    width
-        Channels of the first stage, 64 by default; a file that is converted has its own.
-    convert
-        The file of a network that was trained with ReLU, its classifier in it: train that on with LeakyReLU.
-    slope
-        Of LeakyReLU; 0 for ReLU.
-    epochs
-        Passes over the data: 100 by default, 1 to convert.
-    batch_size
-        Images a step.
-    lr
-        The learning rate at first: 0.1 by default, 1e-4 to convert.
-    size
-        Bring images to so many pixels: by default those that the backbone is made for.
-    seed
-        Of everything random.
-    download
-        Fetch the data set if it is not there.
-    as_json
-        Print accuracy, losses and file as JSON.
+    Args:
+        data: A name that `dlcft list datasets` shows, or the path of an image folder or .npz file.
+        save: The .safetensors file to write; `--backbone NAME --weights FILE` takes it.
+        path: The folder or file of the data set.
+        backbone: For 32 pixels, or torchvision's for 224.
+        width: Channels of the first stage, 64 by default; a file that is converted has its own.
+        convert: The file of a network with ReLU and its classifier: train that on with LeakyReLU.
+        slope: Of LeakyReLU; 0 for ReLU.
+        epochs: Passes over the data: 100 by default, 1 to convert.
+        batch_size: Images a step.
+        lr: The learning rate at first: 0.1 by default, 1e-4 to convert.
+        size: Resize images to so many pixels: by default those that the backbone is made for.
+        seed: Fixes everything random.
+        download: Fetch the data set if it is not there.
+        as_json: Print accuracy, losses and file as JSON.
     """
     for name, value in (("--width", width), ("--epochs", epochs), ("--batch-size", batch_size), ("--size", size)):
         if value is not None:
             positive(name, value)
-    from dlcft.bench.datasets import load
+    import torch
 
-    images = load(data, path, download=download)
-    options: dict[str, Any] = {"batch_size": batch_size, "seed": seed, "save": save}
+    from dlcft.backbones import ResNet18, load_backbone, load_classifier
+    from dlcft.bench.datasets import load
+    from dlcft.bench.pretrain import CONVERSION, leaky_classifier
+    from dlcft.bench.pretrain import pretrain as train
+
+    images, small = load(data, path, download=download), backbone == "resnet18-32"
+    network: torch.nn.Module
+    if convert is None:
+        options: dict[str, Any] = {}
+        torch.manual_seed(seed)
+        network = ResNet18(width or 64, "small" if small else "imagenet", slope or None)
+        preprocess = replace(images.preprocess, channels=3)
+    else:
+        options = dict(CONVERSION)
+        network = leaky_classifier(load_classifier(backbone, convert, width=width), slope)
+        preprocess = load_backbone(backbone, weights=convert, width=width).preprocess
+    edge = size or (32 if small else 224)
+    options |= {"preprocess": replace(preprocess, size=(edge, edge)), "validation": images.test()}
+    options |= {"augment": "crop4+flip" if small else "resized-crop+flip", "batch_size": batch_size}
     options |= {name: value for name, value in (("epochs", epochs), ("lr", lr)) if value is not None}
-    done = _pretrained(images, backbone, width, convert, slope, size, options)
+    done = train(network, images.train(), seed=seed, save=save, **options)
     if as_json:
         print(json.dumps({"top1": done.top1, "losses": done.losses, "file": str(save)}))
     else:
         print(f"top-1 {done.top1:.2%}  {save}")
-
-
-def _pretrained(
-    images: Any,
-    backbone: str,
-    width: int | None,
-    convert: str | None,
-    slope: float,
-    size: int | None,
-    options: dict[str, Any],
-) -> Any:
-    import torch
-
-    from dlcft.backbones import ResNet18, load_backbone, load_classifier
-    from dlcft.bench.pretrain import convert_activations
-    from dlcft.bench.pretrain import pretrain as train
-
-    small = backbone == "resnet18-32"
-    edge = size or (32 if small else 224)
-    options |= {"validation": images.test(), "augment": "crop4+flip" if small else "resized-crop+flip"}
-    if convert is None:
-        torch.manual_seed(options["seed"])
-        network = ResNet18(width or 64, "small" if small else "imagenet", slope or None)
-        return train(
-            network, images.train(), preprocess=replace(images.preprocess, size=(edge, edge), channels=3), **options
-        )
-    preprocess = replace(load_backbone(backbone, weights=convert, width=width).preprocess, size=(edge, edge))
-    network = load_classifier(backbone, convert, width=width)
-    return convert_activations(network, images.train(), preprocess=preprocess, slope=slope, **options)
 
 
 def list_(
@@ -292,38 +240,19 @@ def list_(
 
     Example: dlcft list methods
 
-    Parameters
-    ----------
-    what
-        Of what kind. Choices come with what is done here, and the reason.
-    as_json
-        Print a JSON list.
+    Args:
+        what: The kind of names. Choices come with their value here, and the reason.
+        as_json: Print a JSON list.
     """
-    names = _names(what)
-    print(json.dumps(names) if as_json else "\n".join(names))
-
-
-def _names(what: str) -> list[str]:
-    if what == "methods":
-        from dlcft.methods.recipes import RECIPES
-
-        return list(RECIPES)
-    if what == "curvatures":
-        from dlcft.curvature.estimate import ESTIMATORS
-
-        return list(ESTIMATORS)
-    if what == "datasets":
-        from dlcft.bench.datasets import NAMES
-
-        return list(NAMES)
-    if what == "artefacts":
-        from dlcft.bench.paper import ARTEFACTS
-
-        return list(ARTEFACTS)
-    if what == "choices":
-        from dlcft.bench.choices import OPEN_CHOICES
-
-        return [f"{name}: {choice.value}. {choice.reason}" for name, choice in OPEN_CHOICES.items()]
     from dlcft.backbones import BACKBONES
+    from dlcft.bench.choices import OPEN_CHOICES
+    from dlcft.bench.datasets import NAMES
+    from dlcft.bench.paper import ARTEFACTS
+    from dlcft.curvature.estimate import ESTIMATORS
+    from dlcft.methods.recipes import RECIPES
 
-    return list(BACKBONES)
+    known: dict[str, Iterable[str]] = {"methods": RECIPES, "curvatures": ESTIMATORS, "datasets": NAMES}
+    known |= {"backbones": BACKBONES, "artefacts": ARTEFACTS}
+    known["choices"] = (f"{name}: {choice.value}. {choice.reason}" for name, choice in OPEN_CHOICES.items())
+    names = list(known[what])
+    print(json.dumps(names) if as_json else "\n".join(names))

@@ -1,4 +1,4 @@
-"""The command that shows what this is about."""
+"""The command `demo`."""
 
 from __future__ import annotations
 
@@ -9,23 +9,18 @@ from dlcft.cli.arguments import positive
 
 
 def demo(*, epochs: int = 2, seed: int = 0, jobs: int | None = None, out: Path = Path("dlcft-demo")) -> None:
-    """Learn on real images in a few minutes, by ten methods, and show what each remembers.
+    """Learn on real images in a few minutes, by ten methods, and show how much each remembers.
 
     A ResNet-18 pre-trained on Tiny-ImageNet, shipped with the package, learns handwritten digits: first the same digits
     turned further from task to task, then two new digits in each task.
 
     Example: dlcft demo --epochs 5
 
-    Parameters
-    ----------
-    epochs
-        How often each task is gone through by methods that are trained.
-    seed
-        Of everything random.
-    jobs
-        How many methods to run at once: by default one a core, four at most.
-    out
-        The folder for results and the report; what is there already is not computed again.
+    Args:
+        epochs: Passes over each task, for methods that are trained.
+        seed: Fixes everything random.
+        jobs: How many methods to run at once: by default one a core, four at most.
+        out: The folder for results and the report; results that are there already are read.
     """
     positive("--epochs", epochs)
     if jobs is not None:
@@ -33,8 +28,8 @@ def demo(*, epochs: int = 2, seed: int = 0, jobs: int | None = None, out: Path =
     from rich.console import Console
 
     from dlcft.bench.demo import METHODS, TITLES, demonstrate
-    from dlcft.bench.experiment import write_atomically
     from dlcft.bench.report import to_html
+    from dlcft.data.files import write_text
 
     console = Console()
     with console.status("learning …") as status:
@@ -44,7 +39,7 @@ def demo(*, epochs: int = 2, seed: int = 0, jobs: int | None = None, out: Path =
     for scenario, title in TITLES.items():
         console.print(_accuracy_table([r for r in results if r.experiment.scenario == scenario], title, METHODS))
     page = out / "report.html"
-    write_atomically(page, to_html(results, title="dlcft demo"))
+    write_text(page, to_html(results, title="dlcft demo"))
     console.print(f"report: {page.resolve()}", soft_wrap=True)
 
 
@@ -52,14 +47,11 @@ def _accuracy_table(results: list[Any], title: str, methods: dict[str, str]) -> 
     from rich.table import Table
 
     table = Table(title=title)
-    table.add_column("method", no_wrap=True)
-    table.add_column("what it does")
-    table.add_column("first task", justify="right")
-    table.add_column("mean", justify="right")
-    table.add_column("", no_wrap=True)
-    table.add_column("s", justify="right")
+    for name in ("method", "how it remembers", "first task", "mean", "", "s"):
+        number = name in ("first task", "mean", "s")
+        table.add_column(name, justify="right" if number else "left", no_wrap=name in ("method", ""))
     for r in results:
         first, bar = r.history[-1]["accuracy"][0], "█" * round(10 * r.accuracy)
         facts = f"{first:.0%}", f"{r.accuracy:.1%}", bar, f"{r.seconds_learning:.0f}"
-        table.add_row(r.experiment.method, methods[r.experiment.method], *facts)
+        table.add_row(r.experiment.title, methods[r.experiment.title], *facts)
     return table

@@ -5,34 +5,51 @@ from __future__ import annotations
 import json
 import math
 import sys
+from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from dlcft import __version__
 from dlcft.cli.answers import predictions, write_rows
-from dlcft.cli.arguments import apart, in_number, positive, setting
-from dlcft.cli.opening import First, nothing_left_behind, open_learner, open_or_create, open_store, unbound
+from dlcft.cli.arguments import apart, import_own, in_number, positive, setting
+from dlcft.cli.opening import (
+    First,
+    nothing_left_behind,
+    open_learner,
+    open_or_create,
+    open_store,
+    store_to_update,
+    unbound,
+)
+from dlcft.pages import in_bytes, in_seconds
 
 if TYPE_CHECKING:
     from dlcft.data.samples import Samples
     from dlcft.learner.learner import Learner
+    from dlcft.learner.records import Record
     from dlcft.update.update import Update
 
-Json = Annotated[bool, Parameter(name="--json")]
+Model = Annotated[Path, Parameter(help="The directory of the model.")]
+Json = Annotated[bool, Parameter(name="--json", help="Print JSON.")]
+_OWN = "A module of your own that defines the model's method or curvature; may be repeated."
+Import = Annotated[list[str] | None, Parameter(name="--import", help=_OWN)]
 _GATE = 3  # exit code when a gate has kept the new version from becoming current
 _SKIPPED = 4  # exit code when an input could not be read
 
 
 def update(
     *,
-    model: Path,
+    model: Model,
     data: Path,
     backbone: str | None = None,
     weights: str | None = None,
     method: str | None = None,
     train: list[str] | None = None,
     set_: Annotated[list[str] | None, Parameter(name="--set")] = None,
+    import_: Import = None,
     holdout: Path | None = None,
     max_drop: float | None = None,
     max_flips: float | None = None,
@@ -51,8 +68,6 @@ def update(
 
     Parameters
     ----------
-    model
-        The directory of the model.
     data
         A folder with one folder of images a label, a .csv file with path and label (text and label for a text
         encoder), or an .npz file with x and y.
@@ -61,11 +76,12 @@ def update(
     weights
         Its file, for the first update.
     method
-        For the first update: a name that `dlcft list methods` shows; dlcft-exact by default.
+        For the first update: a name that `dlcft list methods` shows, or module:Name of your own; dlcft-exact by
+        default.
     train
-        For the first update: only what lies under this name in the backbone learns, such as layer4; may be repeated.
+        For the first update: only the layers under this name learn, such as layer4; may be repeated.
     set_
-        A field of the method's recipe to change, for the first update, as key=value; may be repeated.
+        A setting of the method to change, for the first update, as key=value; may be repeated.
     holdout
         Labelled data that is not learned, to test on.
     max_drop
@@ -78,14 +94,12 @@ def update(
     restart
         Begin anew where an update was interrupted, instead of continuing it.
     again
-        Learn data that was learned before once more, so that it counts twice. What is the same in another order or
-        form (images and arrays) is not known again.
+        Learn data that was learned before once more, so that it counts twice. The same data in another order or
+        form (images and arrays) is not recognised.
     page
-        The HTML file to tell it in; by default one beside the model's directory.
+        The HTML file for the report; by default one beside the model's directory.
     dry_run
-        Only say what would happen, how long it would take and how much memory, by a trial on a few of the samples.
-    as_json
-        Print the facts as JSON.
+        Change nothing; tell the labels, and by a trial on a few of the samples the time and the memory.
     """
     positive("--keep", keep)
     if page is not None:
@@ -96,28 +110,34 @@ def update(
     from dlcft.update.update import update as learn_update
 
     check_gates(holdout, max_drop, max_flips)
-    first = First(backbone, weights, method, train, dict(setting(text) for text in set_ or []))
-    learner = open_or_create(model, first)
-    samples = learner.samples(data)
-    if not again:
-        _refuse_learned(learner, samples, data, model)
-    held_out = None if holdout is None else learner.samples(holdout)
-    if held_out is not None:
-        _check_holdout(learner, samples, held_out, holdout, gated=(max_drop, max_flips) != (None, None))
-    if dry_run:
-        _describe(learner, samples, model, first, data, held_out, as_json)
-        return
-    if not learner.tasks:
-        print(f"{model}: {_new_model(learner, model)}", file=sys.stderr)
-        if max_drop is not None or max_flips is not None:
-            print("nothing was known before: gates count from the next update on", file=sys.stderr)
-    options: dict[str, Any] = {"holdout": held_out, "max_drop": max_drop, "max_flips": max_flips, "keep": keep}
-    options["resume"] = not restart
-    with nothing_left_behind(model, learner):
-        done = learn_update(learner, samples, directory=model, **options)
+    settings = dict(setting(text) for text in set_ or [])
+    first = First(backbone, weights, method, train, settings, tuple(import_ or ()))
+    first.import_modules()
+    store = store_to_update(model)
+    with ExitStack() as held:
+        if not dry_run and store.current is not None:
+            held.enter_context(store.lock())  # one reading of the manifest, and nobody else meanwhile
+        learner = open_or_create(store, first)
+        samples = learner.samples(data)
+        if not again:
+            _refuse_learned(learner, samples, data, model)
+        held_out = None if holdout is None else learner.samples(holdout)
+        if held_out is not None:
+            _check_holdout(learner, samples, held_out, holdout, gated=(max_drop, max_flips) != (None, None))
+        if dry_run:
+            _describe(learner, samples, model, first, data, held_out, as_json)
+            return
+        if not learner.tasks:
+            print(f"{model}: {_new_model(learner, model)}", file=sys.stderr)
+            if max_drop is not None or max_flips is not None:
+                print("nothing was known before: gates count from the next update on", file=sys.stderr)
+        options: dict[str, Any] = {"holdout": held_out, "max_drop": max_drop, "max_flips": max_flips, "keep": keep}
+        options["resume"] = not restart
+        with nothing_left_behind(model, learner):
+            done = learn_update(learner, samples, directory=model, **options)
     written = _write_page(done, learner, model, page)
     if as_json:
-        print(json.dumps(done.to_dict() | {"page": written}))
+        print(json.dumps(asdict(done) | {"page": written}))
     else:
         _print_update(done, model)
         if written is not None:
@@ -129,13 +149,14 @@ def update(
 def predict(
     inputs: Path,
     *,
-    model: Path,
+    model: Model,
     out: Path | None = None,
     format_: Annotated[Literal["csv", "json"], Parameter(name="--format")] = "csv",
     top: int = 1,
     batch_size: int = 64,
+    import_: Import = None,
 ) -> None:
-    """Say what is in each image or text, with probabilities.
+    """Give the label of each image or text, with probabilities.
 
     An image that cannot be read is skipped with a warning; exit code 4 says that there were some.
 
@@ -145,8 +166,6 @@ def predict(
     ----------
     inputs
         A folder of images, an image, a .csv file with a column path (text for a text encoder), or an .npz or .npy file.
-    model
-        The directory of the model.
     out
         The file to write; by default the terminal.
     format_
@@ -164,7 +183,8 @@ def predict(
         raise ValueError(f"--out is {out}; it must be a file in a folder that exists.")
     if out is not None:
         apart("--out", out, model, inputs)
-    learner = open_learner(model)
+    import_own(import_ or ())
+    learner = open_learner(open_store(model))
     what = learner.inputs(inputs)
     top = min(top, len(learner.labels()))
     skipped: list[str] = []
@@ -175,29 +195,26 @@ def predict(
         with written_whole(out, errors="surrogateescape") as file:
             write_rows(rows, file, format_, top)
     if learner.notes.get("temperature") is None:
-        print("dlcft: no holdout was ever given, so the probabilities are not calibrated.", file=sys.stderr)
+        _warn("no holdout was ever given, so the probabilities are not calibrated.")
     if skipped:
-        print(f"dlcft: {len(skipped)} of {len(what)} inputs could not be read.", file=sys.stderr)
+        _warn(f"{len(skipped)} of {len(what)} inputs could not be read.")
         raise SystemExit(_SKIPPED)
 
 
-def evaluate(*, model: Path, data: Path, as_json: Json = False) -> None:
+def evaluate(*, model: Model, data: Path, import_: Import = None, as_json: Json = False) -> None:
     """Test a model on labelled data.
 
     Example: dlcft evaluate --model scenes --data holdout/
 
     Parameters
     ----------
-    model
-        The directory of the model.
     data
         Labelled data, as for `dlcft update`.
-    as_json
-        Print JSON.
     """
-    from dlcft.update.trial import TEST_BATCH
+    from dlcft.update.forecast import TEST_BATCH
 
-    result = open_learner(model).evaluate(data, batch_size=TEST_BATCH)
+    import_own(import_ or ())
+    result = open_learner(open_store(model)).evaluate(data, batch_size=TEST_BATCH)
     if as_json:
         print(json.dumps({name: value if math.isfinite(value) else None for name, value in result.items()}))
         return
@@ -206,24 +223,17 @@ def evaluate(*, model: Path, data: Path, as_json: Json = False) -> None:
     print(f"accuracy {result['accuracy']:.2%}, mean loss {result['loss']:.4g}{also}")
 
 
-def history(*, model: Path, as_json: Json = False) -> None:
-    """Show what a model has learned, and which versions are kept.
+def history(*, model: Model, as_json: Json = False) -> None:
+    """Show the tasks that a model has learned, and the versions that are kept.
 
     Example: dlcft history --model scenes
-
-    Parameters
-    ----------
-    model
-        The directory of the model.
-    as_json
-        Print JSON.
     """
-    from dlcft.pages import in_bytes
+    from dlcft.learner.records import read_record
 
-    store = open_store(model)
-    current, versions = store.current, store.versions()
+    manifest = open_store(model).look()
+    current, versions = manifest.current, manifest.versions
     assert current is not None
-    entries, accepted = current.header["history"], store.been_current
+    records, accepted = [read_record(entry) for entry in current.header["history"]], manifest.been_current
     kept = [
         {
             "version": v.number,
@@ -236,50 +246,42 @@ def history(*, model: Path, as_json: Json = False) -> None:
         for v in versions
     ]
     if as_json:
-        print(json.dumps({"tasks": entries, "versions": kept}))
+        print(json.dumps({"tasks": [record.to_dict() for record in records], "versions": kept}))
         return
-    for entry in entries:
-        if "forgotten" in entry:
-            print(f"forgot {entry['forgotten']} samples")
-            continue
-        accuracy, increase = entry.get("accuracy"), entry["predicted_increase"]
-        said = "" if accuracy is None else f", {accuracy:.2%} on the holdout of then"
-        said += "" if increase is None else f", old loss {increase:+.4g} by the memory"
-        print(f"task {entry['task'] + 1}: {entry['samples']} samples{said}")
+    for record in records:
+        print(_told(record))
     for row in kept:
         said = " (current)" if row["current"] else "" if row["accepted"] else " (kept aside by a gate)"
         facts = f"{in_number(row['tasks'], 'task')}, {row['created']}, {in_bytes(row['bytes'])}"
         print(f"version {row['version']}{said}: {facts}")
 
 
-def rollback(*, model: Path, version: int | None = None) -> None:
+def rollback(*, model: Model, version: int | None = None) -> None:
     """Go back to the version before, or to any that is kept.
 
     Example: dlcft rollback --model scenes
 
     Parameters
     ----------
-    model
-        The directory of the model.
     version
         Which; by default the one that the current version was learned from.
     """
     print(f"version {open_store(model).rollback(version)} is current.")
 
 
-def forget(*, model: Path, data: Path | None = None, weight: float | None = None, keep: int = 2) -> None:
-    """Be as if these samples had never been learned: exact, for closed-form methods.
+def forget(
+    *, model: Model, data: Path | None = None, weight: float | None = None, keep: int = 2, import_: Import = None
+) -> None:
+    """Forget samples as if they had never been learned: exact, for closed-form methods.
 
     Example: dlcft forget --model scenes --data complaints/
 
     Parameters
     ----------
-    model
-        The directory of the model.
     data
         The same images with the same labels as when they were learned. Without it, only versions are removed.
     weight
-        What each of them counted, where they are a part of the sample that came with an adopted classifier.
+        The weight of each of them, if they are a part of the sample that came with an adopted classifier.
     keep
         How many versions stay on disk. Older versions may still know the samples: use 1 to have them gone.
     """
@@ -287,25 +289,47 @@ def forget(*, model: Path, data: Path | None = None, weight: float | None = None
     if data is None:
         store = open_store(model)
         gone = ", ".join(map(str, store.prune(keep)))
-        print(f"removed {f'version {gone}' if gone else 'nothing'}; version {store.current.number} is current.")
+        print(f"removed {f'version {gone}' if gone else 'nothing'}; version {store.look().number} is current.")
         return
-    learner = open_learner(model)
+    import_own(import_ or ())
+    store = open_store(model)
+    learner = open_learner(store)
     samples = learner.samples(data)
     learner.forget(samples, weight=weight)
     still = learner.learned_before(samples)
     version = learner.save(keep=keep)
-    older = ", ".join(str(kept.number) for kept in open_store(model).versions() if kept.number != version)
+    older = ", ".join(str(kept.number) for kept in store.look().versions if kept.number != version)
     only = f"dlcft forget --model {model} --keep 1"
     also = f" The kept version {older} may still know them; {only} leaves the current one alone." if older else ""
     twice = "" if still is None else f" They were learned more than once, and count as of task {still + 1} still."
     print(f"forgot {len(samples)} samples; version {version} is current.{twice}{also}")
 
 
+def _warn(sentence: str) -> None:
+    print(f"dlcft: {sentence}", file=sys.stderr)
+
+
+def _told(record: Record) -> str:
+    """One line on a record."""
+    from dlcft.learner.records import Adopted, Forgotten
+
+    if isinstance(record, Forgotten):
+        return f"forgot {record.samples} samples"
+    if isinstance(record, Adopted):
+        return f"task 1: a classifier of {record.labels} labels, adopted with {record.samples} samples"
+    accuracy, increase = record.notes.get("accuracy"), record.predicted_increase
+    said = "" if accuracy is None else f", {accuracy:.2%} on the holdout of then"
+    said += "" if increase is None else f", old loss {increase:+.4g} by the memory"
+    return f"task {record.task + 1}: {record.samples} samples{said}"
+
+
 def _refuse_learned(learner: Learner, samples: Samples, data: Path, model: Path) -> None:
+    from dlcft.learner.records import Forgotten
+
     task = learner.learned_before(samples)
     if task is None:
         return
-    forgotten = any("forgotten" in entry and entry["task"] > task for entry in learner.history)
+    forgotten = any(isinstance(record, Forgotten) and record.task > task for record in learner.history)
     since = ", and forgotten some samples since" if forgotten else ""
     raise ValueError(f"{model} has learned {data} as task {task + 1} already{since}; --again learns it once more.")
 
@@ -315,12 +339,10 @@ def _check_holdout(learner: Learner, samples: Samples, held_out: Samples, holdou
 
     check_labels(learner, samples, held_out, gated=gated)
     if held_out.fingerprint() == samples.fingerprint():
-        raise ValueError(f"--holdout is {holdout}, which is what is to be learned; give samples that are not.")
+        raise ValueError(f"--holdout is {holdout}, the same samples as --data; give samples that are not learned.")
     task = learner.learned_before(held_out)
     if task is not None:
-        print(
-            f"dlcft: --holdout was learned as task {task + 1}; on other samples it is less accurate.", file=sys.stderr
-        )
+        _warn(f"--holdout was learned as task {task + 1}; on other samples it is less accurate.")
 
 
 def _new_model(learner: Learner, model: Path) -> str:
@@ -334,7 +356,6 @@ def _new_model(learner: Learner, model: Path) -> str:
 def _describe(
     learner: Learner, samples: Samples, model: Path, first: First, data: Path, held_out: Samples | None, as_json: bool
 ) -> None:
-    from dlcft.pages import in_bytes, in_seconds
     from dlcft.update.forecast import forecast
 
     known = set(learner.labels()) if learner.tasks else set()
@@ -348,7 +369,7 @@ def _describe(
     cost = forecast(unbound, (model, first, data), samples=len(samples), tested=tested)
     if as_json:
         facts = {"tasks": learner.tasks, "samples": len(samples), "new_labels": new}
-        print(json.dumps(facts | cost.to_dict()))
+        print(json.dumps(facts | asdict(cost)))
         return
     took = f"{in_seconds(cost.trial_seconds)} for a trial on {cost.trial_samples} samples"
     print(f"takes about {in_seconds(cost.seconds)} ({took})")
@@ -357,8 +378,7 @@ def _describe(
 
 def _write_page(done: Update, learner: Learner, model: Path, page: Path | None) -> str | None:
     """The page's path; None, with a warning, where it cannot be written: the version itself is safe by then."""
-    from dlcft import __version__
-    from dlcft.bench.experiment import write_atomically
+    from dlcft.data.files import write_text
     from dlcft.update.page import to_html
 
     backbone, method = learner.notes["backbone"]["name"], learner.notes.get("method")
@@ -367,9 +387,9 @@ def _write_page(done: Update, learner: Learner, model: Path, page: Path | None) 
     place = page or home.with_name(f"{home.name}-updates") / f"version-{done.version}.html"
     text = to_html(done, model=home.name, origin=[(name, value) for name, value in origin if value])
     try:
-        write_atomically(place, text.encode(errors="backslashreplace").decode())  # a file's name may be of any bytes
+        write_text(place, text.encode(errors="backslashreplace").decode())  # a file's name may be of any bytes
     except OSError as error:
-        print(f"dlcft: the page {place} could not be written ({error.strerror}).", file=sys.stderr)
+        _warn(f"the page {place} could not be written ({error.strerror}).")
         return None
     return str(place)
 
@@ -387,8 +407,6 @@ def _print_update(done: Update, model: Path) -> None:
             print(f"  {label}: {right} of {total}")
     if done.flips is not None and done.drop is not None:
         print(f"known labels: accuracy {0.0 - done.drop:+.2%}, turned from right to wrong {done.flips:.2%}")
-    from dlcft.pages import in_bytes
-
     removed = f", removed {', '.join(map(str, done.disk.removed))}" if done.disk.removed else ""
     total = sum(row["bytes"] for row in done.disk.kept)
     kept = ", ".join(str(row["version"]) for row in done.disk.kept)

@@ -8,37 +8,39 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dlcft.cli.arguments import FAILURES, in_number
+from dlcft.cli.arguments import FAILURES, import_own, in_number
 
 if TYPE_CHECKING:
     from dlcft.data.samples import Samples
     from dlcft.learner.learner import Learner
-    from dlcft.store.store import Version
+    from dlcft.store.manifest import Version
+    from dlcft.store.store import Store
 
 
 @dataclass(frozen=True)
 class First:
-    """What is given at the first update: see `dlcft update --help`."""
+    """Options of the first update: see `dlcft update --help`."""
 
     backbone: str | None = None
     weights: str | None = None
     method: str | None = None
     train: list[str] | None = None
     settings: dict[str, Any] = field(default_factory=dict)
+    modules: tuple[str, ...] = ()
+
+    def import_modules(self) -> None:
+        """Import the modules of a user's own method and curvature, which the user has named."""
+        named = [self.method, self.settings.get("curvature")]
+        import_own([*self.modules, *(name for name in named if isinstance(name, str) and ":" in name)])
 
     def given(self) -> list[str]:
         """The options that were given."""
-        options: dict[str, Any] = {"--backbone": self.backbone, "--weights": self.weights, "--method": self.method}
-        options |= {"--train": self.train, "--set": self.settings or None}
-        return [name for name, value in options.items() if value is not None]
+        options = {"--backbone": self.backbone, "--weights": self.weights, "--method": self.method}
+        return [name for name, value in (options | {"--train": self.train, "--set": self.settings}).items() if value]
 
 
-def open_store(model: Path) -> Any:
-    """The versions of a model.
-
-    Raises:
-        ValueError: when there is none.
-    """
+def open_store(model: Path) -> Store:
+    """The store of a model that exists."""
     from dlcft.store.store import Store
 
     store = Store(model)
@@ -47,91 +49,84 @@ def open_store(model: Path) -> Any:
     return store
 
 
-def open_learner(model: Path, version: int | None = None) -> Learner:
-    """The learner that a directory holds; with a version, bound to no directory.
-
-    Raises:
-        ValueError: when there is none, or it does not say how its backbone is made.
-    """
-    header = open_store(model).current.header
-    if not header["tasks"]:
-        raise ValueError(f"{model} holds a first update that was interrupted; give the same dlcft update once more.")
-    rebuild = header["notes"].get("backbone")
-    if rebuild is None:
-        raise ValueError(
-            f"{model} was saved from Python and does not say how its backbone is made; load it there, or give "
-            "dlcft update --backbone once."
-        )
-    return _loaded(model, rebuild, version)
-
-
-def open_or_create(model: Path, first: First, *, bound: bool = True) -> Learner:
-    """The learner that a directory holds, or a new one; bound to that directory, or to none.
-
-    Raises:
-        ValueError: when what is for the first update is given again.
-    """
+def store_to_update(model: Path) -> Store:
+    """The store of a model, or of one to be made."""
     from dlcft.store.store import Store
 
     if model.exists() and not model.is_dir():
         raise ValueError(f"--model is {model}, which is a file; a directory is needed, or a path where none is yet.")
-    store = Store(model)
-    current, strangers = store.current, store.strangers()
-    if current is None and strangers:
+    return Store(model)
+
+
+def open_learner(store: Store, version: int | None = None) -> Learner:
+    """The learner that a directory holds; with a version, bound to no directory."""
+    model, current = store.directory, store.current
+    assert current is not None
+    header = current.header
+    if not header["tasks"]:
+        raise ValueError(f"{model} holds a first update that was interrupted; give the same dlcft update once more.")
+    rebuild = header["notes"].get("backbone")
+    if rebuild is None:
+        unknown = f"{model} was saved from Python and does not say how its backbone is made"
+        raise ValueError(f"{unknown}; load it there, or give dlcft update --backbone once.")
+    return _loaded(store, rebuild, version)
+
+
+def open_or_create(store: Store, first: First, *, bound: bool = True) -> Learner:
+    """The learner that a directory holds, or a new one; bound to that directory, or to none."""
+    model, current = store.directory, store.current
+    if current is None and (strangers := store.strangers()):
         raise ValueError(f"--model is {model}, which holds {strangers[0]} and no model; an empty directory is needed.")
     if current is None or not current.header["tasks"]:
-        return _new(model, first, current, bound)
+        return _new(store, first, current, bound)
     version, given = None if bound else current.number, first.given()
     if current.header["notes"].get("backbone") is None and first.backbone and set(given) <= {"--backbone", "--weights"}:
-        learner = _loaded(model, {"name": first.backbone, "weights": first.weights}, version)
+        learner = _loaded(store, {"name": first.backbone, "weights": first.weights}, version)
         learner.notes["backbone"] = {"name": first.backbone, "weights": first.weights}
         return learner
     if given:
         tasks = in_number(current.header["tasks"], "task")
         raise ValueError(f"{given[0]} is for the first update, and {model} has learned {tasks}; leave it out.")
-    return open_learner(model, version)
+    return open_learner(store, version)
 
 
-def _new(model: Path, first: First, begun: Version | None, bound: bool) -> Learner:
+def _new(store: Store, first: First, begun: Version | None, bound: bool) -> Learner:
     from dlcft.backbones import load_backbone
     from dlcft.learner.build import fingerprint
     from dlcft.learner.learner import Learner
     from dlcft.methods.recipes import named_recipe
 
     method = first.method or "dlcft-exact"
-    recipe = named_recipe(method, first.settings)
+    named_recipe(method, first.settings)  # reject a wrong setting before a network is loaded
     found = load_backbone(first.backbone or "shipped", weights=first.weights)
     again = load_backbone(**found.rebuild) if ":" in found.rebuild["name"] else found
     if fingerprint(again.module) != fingerprint(found.module):
-        raise ValueError(
-            f"--backbone is {first.backbone}, which makes a network with other weights each time; let it load them, or "
-            "give --weights."
-        )
+        other = f"--backbone is {first.backbone}, which makes a network with other weights each time"
+        raise ValueError(f"{other}; let it load them, or give --weights.")
     reading: dict[str, Any] = {"preprocess": found.preprocess, "tokenizer": found.tokenizer}
-    learner = Learner(found.module, recipe, train=first.train, **reading)
+    learner = Learner(found.module, method, train=first.train, **reading, **first.settings)
     learner.notes |= {"backbone": found.rebuild, "method": method, "train": first.train}
     if begun is None:
         return learner
     # a first update was killed: the same command goes on with it
-    known = _loaded(model, begun.header["notes"]["backbone"], None if bound else begun.number)
-    if (known.recipe, known.notes) != (learner.recipe, learner.notes):
-        raise ValueError(
-            f"{model} holds a first update that was interrupted, with other settings; give these, or delete it."
-        )
+    known = _loaded(store, begun.header["notes"]["backbone"], None if bound else begun.number)
+    if (known.recipe.to_dict(), known.notes) != (learner.recipe.to_dict(), learner.notes):
+        begun_otherwise = f"{store.directory} holds a first update that was interrupted, with other settings"
+        raise ValueError(f"{begun_otherwise}; give these, or delete it.")
     return known
 
 
-def _loaded(model: Path, rebuild: dict[str, Any], version: int | None) -> Learner:
+def _loaded(store: Store, rebuild: dict[str, Any], version: int | None) -> Learner:
     from dlcft.backbones import load_backbone
     from dlcft.learner.learner import Learner
 
     found = load_backbone(**rebuild)
-    return Learner.load(model, found.module, version=version, tokenizer=found.tokenizer)
+    return Learner.load(store, found.module, version=version, tokenizer=found.tokenizer)
 
 
 @contextmanager
 def nothing_left_behind(model: Path, learner: Learner) -> Iterator[None]:
-    """A first update that fails leaves nothing that it has made; one that is interrupted may be continued."""
+    """A first update that fails removes its files; one that is interrupted may be continued."""
     from dlcft.store.store import Store
 
     there, begun = model.exists(), learner.directory is not None
@@ -148,6 +143,7 @@ def nothing_left_behind(model: Path, learner: Learner) -> Iterator[None]:
 
 
 def unbound(model: Path, first: First, data: Path) -> tuple[Learner, Samples]:
-    """The learner as an update finds it, bound to no directory, and what it would learn."""
-    learner = open_or_create(model, first, bound=False)
+    """The learner before an update, bound to no directory, and its new data."""
+    first.import_modules()
+    learner = open_or_create(store_to_update(model), first, bound=False)
     return learner, learner.samples(data)

@@ -1,4 +1,4 @@
-"""One ridge regression in standardised coordinates: its solutions and scores, for one ridge or for all of them."""
+"""One ridge regression in standardised coordinates: its solutions and scores, for one ridge or for all ridges."""
 
 from __future__ import annotations
 
@@ -10,44 +10,36 @@ import torch
 from torch import Tensor
 
 _PROBES = 32  # random vectors that estimate a trace
-_NEARLY_NONE = 1e-7  # a ridge that leaves the rank of a matrix in float64, and that a Cholesky factor bears
-_LEFT = 1e-3  # the least share of degrees of freedom left over: with less a score is rounding divided by rounding
-_INTERPOLATED = 0.05  # the share of the targets' energy below which a fit without a ridge goes through the samples
-_MOST = 4  # samples for each feature: with more, a rank below the number of features tells of these, not of repetitions
+_NEARLY_NONE = 1e-7  # a ridge so small that it keeps the rank, and large enough for a Cholesky factor in float64
+_LEFT = 1e-3  # the least share of degrees of freedom left: with less, a score is rounding divided by rounding
+_INTERPOLATED = 0.05  # a fit without a ridge interpolates if its residual is below this share of the targets' energy
+_MOST = 4  # with more samples per feature, a low rank is due to the features and not to repeated samples
 
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """`(matrix + ridge·I) V'ᵀ = rightᵀ` for standardised features and α = 1.
+    """`(matrix + ridge·I) V'ᵀ = rightᵀ` for standardised features and α = 1."""
 
-    `inverse` is 1/σ, 0 where constant; `energy` the mean squared target, centred; `scale` α; `start` V0.
-    """
-
-    matrix: Tensor
-    right: Tensor
-    inverse: Tensor
-    mean: Tensor
-    prior: Tensor
-    energy: float
-    scale: float
-    start: Tensor | None
+    matrix: Tensor  # the covariance of the standardised features
+    right: Tensor  # their covariance with the targets, classes × features
+    inverse: Tensor  # 1/σ; 0 for constant features
+    mean: Tensor  # μ of the features
+    prior: Tensor  # π, the weight of each class
+    energy: float  # the mean squared target, centred
+    scale: float  # α
+    start: Tensor | None  # V0, or None for zero
 
     def gcv(self, ridge: float, samples: float) -> float:
-        """As `RidgePath.gcv`, by a Cholesky factor; the degrees of freedom by `_PROBES` random vectors."""
-        found = self._fit(ridge)
-        if found is None:
-            return math.inf
-        residual, freedom = found
+        """As `RidgePath.gcv`, from a Cholesky factor; random vectors estimate the degrees of freedom."""
+        residual, freedom = self._fit(ridge) or (math.inf, samples)
         left = 1 - freedom / samples
         return 0.5 * self.scale**2 * max(residual, 0.0) / left**2 if left >= _LEFT else math.inf
 
     def distinct(self, samples: int) -> float:
-        """As `RidgePath.distinct`, by the degrees of freedom of a ridge that is nearly none."""
-        # a factor takes seconds: not where it would tell nothing
+        """As `RidgePath.distinct`, from the degrees of freedom of a tiny ridge."""
+        # a factor takes seconds: skip it if `different` would ignore the result
         found = self._fit(_NEARLY_NONE) if samples <= _MOST * self.varying else None
-        if found is None:
-            return samples
-        residual, freedom = found
+        residual, freedom = found or (math.inf, samples)
         return different(samples, freedom, self.varying, residual, self.energy)
 
     @property
@@ -56,7 +48,7 @@ class Problem:
         return int((self.inverse > 0).sum())
 
     def _fit(self, ridge: float) -> tuple[float, float] | None:
-        """The residual and the degrees of freedom, intercept included; None where there is no factor."""
+        """The residual, and the degrees of freedom with the intercept; None if the matrix has no Cholesky factor."""
         damped = self.matrix.clone()
         damped.diagonal().add_(ridge)
         factor, failed = cholesky_in_place(damped)
@@ -66,14 +58,14 @@ class Problem:
         probes = torch.randint(0, 2, (len(factor), _PROBES), generator=generator).to(factor) * 2 - 1
         solved = torch.cholesky_solve(torch.cat([self.right.T, probes], 1), factor)
         weight, inverse = solved[:, : len(self.right)].T, solved[:, len(self.right) :]
-        # a constant feature adds 1/ridge to the trace, and no freedom
+        # a constant feature adds 1/ridge to the trace and no degree of freedom
         trace = float((probes * inverse).sum() / _PROBES) - (len(factor) - self.varying) / ridge
         residual = self.energy - float((weight * self.right).sum())
         residual -= ridge * float(weight.square().sum())
         return residual, 1 + self.varying - ridge * trace
 
     def raw(self, standardised: Tensor) -> tuple[Tensor, Tensor]:
-        """V and b for the features as they come."""
+        """V and b for features that are not standardised."""
         weight = self.scale * standardised * self.inverse
         if self.start is not None:
             weight += self.start
@@ -82,12 +74,12 @@ class Problem:
 
 @dataclass(frozen=True, eq=False)
 class RidgePath:
-    """The solutions for all ridges: see `RidgeSums.path`."""
+    """The solutions for all ridges, see `RidgeSums.path`."""
 
     problem: Problem
-    values: Tensor
-    vectors: Tensor
-    projected: Tensor
+    values: Tensor  # eigenvalues of the problem's matrix, those of rounding size left out
+    vectors: Tensor  # their eigenvectors
+    projected: Tensor  # `problem.right` in these coordinates
     samples: int
 
     def solve(self, ridge: float) -> tuple[Tensor, Tensor]:
@@ -97,10 +89,10 @@ class RidgePath:
 
     @property
     def distinct(self) -> float:
-        """The number of samples, or less: how many different ones, where the features are enough to tell.
+        """The number of different samples, if there are enough features to find it; else the number of samples.
 
-        A sample that is there twice takes one degree of freedom and would count as two: with more features than
-        samples the score would then fall to zero with the ridge.
+        A repeated sample counts twice but takes one degree of freedom. With more features than samples, the score
+        would then fall to zero with the ridge.
         """
         residual = self.problem.energy - float((self.projected.square() / self.values).sum())
         freedom = 1 + len(self.values)
@@ -109,8 +101,8 @@ class RidgePath:
     def gcv(self, ridges: Sequence[float]) -> Tensor:
         """Generalised cross-validation, `loss / (1 − df/n)²`: an estimate of the mean loss on unseen data.
 
-        The degrees of freedom, intercept included, are `df = 1 + Σ_j λ_j/(λ_j + ridge)`, λ the eigenvalues; n is the
-        number of samples, see `distinct`. With weights or balance the loss is the weighted one. Infinite where df is n.
+        `df = 1 + Σ_j λ_j/(λ_j + ridge)` are the degrees of freedom, intercept included, with eigenvalues λ; n is
+        `distinct`. With weights, or equal classes, the loss is the weighted one. Where df is n, the score is infinite.
 
         Raises:
             ValueError: when a ridge is not positive.
@@ -127,32 +119,23 @@ class RidgePath:
 
 
 def different(samples: int, freedom: float, varying: int, residual: float, energy: float) -> float:
-    """How many samples differ, as far as a fit without a ridge shows: where it goes through all of them.
+    """The number of different samples, if a fit without a ridge goes through all of them; else `samples`.
 
-    Args:
-        samples: how many there are.
-        freedom: degrees of freedom of that fit, intercept included.
-        varying: how many features are not constant; a fit that uses all of them shows nothing.
-        residual: what it leaves of the targets' energy.
-        energy: of the targets.
+    `freedom` (intercept included) and `residual` are those of that fit, `energy` is that of the targets. A fit that
+    uses all `varying` features, those that are not constant, says nothing about the samples.
     """
     through_all = samples <= _MOST * varying and freedom < varying + 0.5 and residual < _INTERPOLATED * energy
-    return freedom if through_all else samples  # where it is estimated, its error is that of the fits it is divided by
+    return freedom if through_all else samples
 
 
 def cholesky_in_place(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """As `torch.linalg.cholesky_ex`, in the matrix's own memory: with many features a copy is gigabytes."""
+    """As `torch.linalg.cholesky_ex`, in the matrix's own memory: with many features a copy takes gigabytes."""
     info = torch.empty((), dtype=torch.int32, device=matrix.device)
-    factor, failed = torch.linalg.cholesky_ex(matrix, out=(matrix, info))
-    return factor, failed
+    return torch.linalg.cholesky_ex(matrix, out=(matrix, info))  # type: ignore[no-any-return]
 
 
 def check_ridges(ridges: Sequence[float], *, positive: bool = False) -> None:
-    """Refuse ridges that have no meaning.
-
-    Raises:
-        ValueError: when one is negative, not finite, or zero where it must be positive.
-    """
+    """Reject negative and infinite ridges, and zero where they must be positive."""
     for ridge in ridges:
         if not 0 <= ridge < math.inf or (positive and ridge == 0):
             raise ValueError(f"ridge is {ridge}; it must be finite and {'positive' if positive else 'not negative'}.")

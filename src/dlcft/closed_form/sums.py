@@ -2,7 +2,7 @@
 
 With features φ, labels c and sample weights w, the sums `n_c = Σ w`, `s_c = Σ w φ` (of each class) and `G = Σ w φφᵀ`
 determine the solution of a ridge regression on `y = α·onehot(c)` for every strength of the ridge and every α. Hence
-data that comes in parts gives what all of it at once would give, to rounding.
+data that comes in parts gives the same solution as all data at once, up to rounding.
 
 References:
     Hoerl and Kennard, Ridge regression: biased estimation for nonorthogonal problems, Technometrics 1970.
@@ -29,27 +29,27 @@ Part = tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor | None]
 # Half decades around the values that were best for accuracy (0.03 to 0.3) and for squared error (ten times these).
 RIDGES = tuple(10 ** (k / 2) for k in range(-10, 5))
 
-_ALIKE = 1e-4  # scores that differ by a smaller share are the same
+_ALIKE = 1e-4  # scores count as equal if they differ by a smaller share
 _BLOCK = 512  # columns of the Gram matrix at a time: only blocks on and above the diagonal are multiplied
-_CONSTANT = 1e-12  # a variance below this share of the mean square is rounding: the feature counts as constant
-_EIGEN_LIMIT = 1500  # features up to which an eigendecomposition is quick
-_COARSE = 800  # features of those that tell where to begin, if there are more
-_STRANGER = 1e-4  # how large a negative direction, relative to a sample's ‖φ‖², is no rounding
-_ROUNDING = 1e-9  # how far below zero, relative to what was there, a difference of sums may fall
+_CONSTANT = 1e-12  # a feature counts as constant if its variance is below this share of its mean square
+_EIGEN_LIMIT = 1500  # with more features, an eigendecomposition takes too long
+_COARSE = 800  # about how many features give the first guess of a ridge then
+_STRANGER = 1e-4  # a negative variance, relative to a sample's ‖φ‖², beyond which it is no rounding
+_ROUNDING = 1e-9  # a difference of sums, relative to the sum before, below which it is zero
 
 
 @dataclass(frozen=True, eq=False)
 class RidgeSums:
-    """The sums `n_c`, `s_c` and `G` of all data seen; they never change, every operation returns new ones.
+    """The sums `n_c`, `s_c` and `G` of all data seen. They never change; every operation returns new ones.
 
-    Products and sums are taken in the sums' own dtype (float64 unless asked otherwise), on their own device, whatever
-    the features come in (float32 products took half the time, but left errors of 7e-8 in G and 1e-6 in solutions).
+    They are computed in their own dtype (float64 by default) and on their own device, whatever the dtype of the
+    features: float32 took half the time, but left errors of 7e-8 in G and 1e-6 in solutions.
 
     Attributes:
         counts: `n_c`, the total weight of each class.
         class_sums: `s_c`, classes × features.
         gram: `G`, features × features.
-        samples: how many samples went in, whatever their weights (generalised cross-validation counts them).
+        samples: how many samples were added, whatever their weights; generalised cross-validation needs it.
 
     Example:
         >>> x, y = torch.tensor([[0.0], [1.0], [2.0], [3.0]]), torch.tensor([0, 0, 1, 1])
@@ -95,7 +95,7 @@ class RidgeSums:
         return float(self.counts.sum())
 
     def add(self, features: Tensor, labels: Tensor, weights: Tensor | None = None) -> RidgeSums:
-        """The sums with these samples too; a new largest label grows the number of classes.
+        """The sums with these samples added; a label beyond the known classes adds classes.
 
         Args:
             features: φ, samples × features.
@@ -110,80 +110,68 @@ class RidgeSums:
     @torch.no_grad()
     def extend(self, parts: Iterable[Part]) -> RidgeSums:
         """As `add` for each (features, labels) or (features, labels, weights), with one copy of the sums."""
-        counts, class_sums, gram, samples = (
-            self.counts.clone(),
-            self.class_sums.clone(),
-            self.gram.clone(),
-            self.samples,
-        )
+        sums = self.to(self.gram, copy=True)
         for features, labels, *rest in parts:
             x, y, w = self._checked(features, labels, rest[0] if rest else None)
-            more = int(y.max()) + 1 - len(counts) if len(y) else 0
-            if more > 0:
-                counts = torch.cat([counts, counts.new_zeros(more)])
-                class_sums = torch.cat([class_sums, class_sums.new_zeros(more, self.features)])
+            if len(y) and int(y.max()) >= sums.classes:
+                sums = sums.grow(int(y.max()) + 1)
             weighted = x * w[:, None]
-            counts.index_add_(0, y, w)
-            class_sums.index_add_(0, y, weighted)
+            sums.counts.index_add_(0, y, w)
+            sums.class_sums.index_add_(0, y, weighted)
             for start in range(0, self.features, _BLOCK):
-                gram[start : start + _BLOCK, start:].addmm_(weighted[:, start : start + _BLOCK].T, x[:, start:])
-            samples += len(y)
-        _mirror(gram)
-        return RidgeSums(counts, class_sums, gram, samples)
+                block = slice(start, start + _BLOCK)
+                sums.gram[block, start:].addmm_(weighted[:, block].T, x[:, start:])
+            sums = replace(sums, samples=sums.samples + len(y))
+        for start in range(0, self.features, _BLOCK):  # the blocks below the diagonal
+            stop = start + _BLOCK
+            sums.gram[stop:, start:stop] = sums.gram[start:stop, stop:].T
+        return sums
 
     def merge(self, other: RidgeSums) -> RidgeSums:
         """The sums of the data of both."""
         return self._combined(other, 1)
 
-    def subtract(self, features: Tensor, labels: Tensor, weights: Tensor | None = None) -> RidgeSums:
-        """The sums as if these samples, added before with these weights, had never been seen."""
-        none = RidgeSums.empty(self.features, dtype=self.gram.dtype, device=self.gram.device)
-        return self.minus(none.add(features, labels, weights))
-
     def minus(self, other: RidgeSums) -> RidgeSums:
         """The inverse of `merge`.
 
-        What is left is checked as far as sums allow: no count below zero, and the scatter within classes,
-        `G − Σ_c s_c s_cᵀ/n_c`, has no negative direction. With more samples than features a stranger may pass.
+        The result is checked as far as sums allow: no count may be negative, and the scatter within classes,
+        `G − Σ_c s_c s_cᵀ/n_c`, must be positive semi-definite. With more samples than features, samples that were
+        never added may pass.
 
         Raises:
-            ValueError: when their features differ in number, or the other's data cannot have been part of these sums.
+            ValueError: when the numbers of features differ, or the other's data cannot have been part of these sums.
         """
         left = self._combined(other, -1)
+        only = "only what was added before, with the same weights, features and labels, can be subtracted"
         before = self.grow(left.classes).counts
         low = int((left.counts + _ROUNDING * before).argmin()) if left.classes else 0
         if left.samples < 0 or (left.classes and left.counts[low] < -_ROUNDING * before[low]):
             raise ValueError(
                 f"subtracting would leave {left.samples} samples, and class {low} with a weight of "
-                f"{float(left.counts[low]):.6g}; only what was added before, with the same weights, can be subtracted."
+                f"{float(left.counts[low]):.6g}; {only}."
             )
         gone = left.counts <= _ROUNDING * before
         if left.samples == 0 and not gone.all():
-            raise ValueError(
-                f"subtracting would leave a weight of {float(left.counts.sum()):.6g} without a sample; only what was "
-                "added before, with the same weights, can be subtracted."
-            )
+            weight = float(left.counts.sum())
+            raise ValueError(f"subtracting would leave a weight of {weight:.6g} without a sample; {only}.")
         size = self.gram.diagonal()
         strange = left.class_sums[gone].square() > _ROUNDING * before[gone, None] * size
         kept = left.class_sums[~gone]
         scatter = left.gram.addmm(kept.T / left.counts[~gone], kept, alpha=-1)
-        # a stranger leaves −‖φ‖² in some direction, the same sample in float32 but a millionth of it
+        # a sample never added leaves −‖φ‖² in some direction; an added one, rounded to float32, a millionth of it
         scatter.diagonal().add_(_STRANGER * size.sum() / self.counts.sum() + torch.finfo(size.dtype).tiny)
         if strange.any() or torch.linalg.cholesky_ex(scatter)[1]:
-            raise ValueError(
-                "subtracting would leave a negative variance; only what was added before, with the same features, "
-                "labels and weights, can be subtracted."
-            )
+            raise ValueError(f"subtracting would leave a negative variance; {only}.")
         if gone.all():
             return RidgeSums.empty(self.features, dtype=size.dtype, device=size.device).grow(left.classes)
         counts, class_sums = left.counts.masked_fill(gone, 0), left.class_sums.masked_fill(gone[:, None], 0)
-        # a feature that is zero in all that is left: what the difference leaves of it is rounding
+        # a feature that is zero in all remaining samples: its difference is rounding
         dead = left.gram.diagonal() <= _ROUNDING * size
         gram = left.gram.masked_fill(dead, 0).masked_fill_(dead[:, None], 0)
         return replace(left, counts=counts, class_sums=class_sums.masked_fill(dead, 0), gram=gram)
 
     def grow(self, classes: int) -> RidgeSums:
-        """With outputs for `classes` classes; those not seen have zero targets, so zero weights.
+        """The sums for `classes` classes; unseen ones have zero targets, and so zero weights.
 
         Raises:
             ValueError: when there are more already.
@@ -196,58 +184,39 @@ class RidgeSums:
         return replace(self, counts=counts, class_sums=class_sums)
 
     def rearranged(self, places: Sequence[int]) -> RidgeSums:
-        """With class i at `places[i]`, zero classes between them; several may not share a place."""
+        """The sums with class i moved to position `places[i]`; positions in between are empty classes."""
         order = torch.tensor(list(places), device=self.counts.device)
         if len(order) != self.classes or len(set(places)) != len(order) or min(places, default=0) < 0:
             raise ValueError(
-                f"places are {list(places)}; a different one for each of {self.classes} classes is needed."
+                f"places are {list(places)}; {self.classes} different ones are needed, one for each class."
             )
         classes = 1 + max(places, default=-1)
         counts, class_sums = self.counts.new_zeros(classes), self.class_sums.new_zeros(classes, self.features)
         counts[order], class_sums[order] = self.counts, self.class_sums
         return replace(self, counts=counts, class_sums=class_sums)
 
-    def weighted(self, factor: float) -> RidgeSums:
-        """All weights times `factor`. `sums.weighted(1 / sums.weight)` of each task lets tasks count the same.
-
-        Raises:
-            ValueError: when the factor is not positive.
-        """
-        if not 0 < factor < math.inf:
-            raise ValueError(f"factor is {factor}; it must be positive and finite.")
-        return RidgeSums(self.counts * factor, self.class_sums * factor, self.gram * factor, self.samples)
-
     @torch.no_grad()
     def solve(
-        self,
-        ridge: float,
-        *,
-        standardize: bool = True,
-        balance: bool = False,
-        scale: float = 15.0,
-        start: Tensor | None = None,
+        self, ridge: float, *, equal_classes: bool = False, scale: float = 15.0, start: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """The minimiser V, b of `Σ w ½‖α·onehot(c) − Vφ − b‖² / Σ w + (ridge/2) ‖(V − V0) diag(σ)‖²`.
 
-        The intercept b is not penalised. Features whose variance is zero get zero weight. Without a ridge, where the
-        solution is not unique, it is the one of least ‖V diag(σ)‖.
+        The intercept b is not penalised. σ is the standard deviation of each feature, but at least the median one
+        divided by √samples: otherwise a feature that has hardly varied so far could get a weight of any size. A
+        constant feature gets zero weight. Where the solution without a ridge is not unique, it is the one of least
+        ‖V diag(σ)‖.
 
-        Balanced, every class shall weigh the same. That would need each class's own second moment (classes ×
-        features²), which is not stored. The solution is the one for classes of equal weight that have their own means
-        and *share the pooled covariance within classes*, `Σ_W = (G − Σ_c s_c s_cᵀ/n_c)/n` (the assumption of linear
-        discriminant analysis). It equals re-weighting the samples where the classes do share it, and equals the
-        plain solution where all classes have the same weight already; otherwise it is not a re-weighting of samples.
-        For that, give weights to `add`.
+        With `equal_classes` every class counts the same. Weighting the samples of a class would need its own second
+        moment (classes × features² numbers), which is not stored. Instead all classes *share the pooled covariance
+        within classes*, `Σ_W = (G − Σ_c s_c s_cᵀ/n_c)/n`, as in linear discriminant analysis, and keep their own means.
+        This equals weighting the samples if the classes have the same covariance, and changes nothing if they have
+        the same weight already. To weight samples exactly, give `weights` to `add`.
 
         Args:
             ridge: its strength; one value suits features of any scale.
-            standardize: σ is the standard deviation of each feature, from the sums themselves, but at least the median
-                one over √samples: a feature that was all but silent cannot tell how large it may be, and one sample in
-                which it is loud would have outputs of any size. Otherwise of all features together (the root of their
-                mean variance).
-            balance: see above.
+            equal_classes: see above.
             scale: α.
-            start: V0, what the ridge pulls to; zero by default.
+            start: V0, towards which the ridge pulls; zero by default.
 
         Returns:
             V (classes × features) and b (classes), in the sums' dtype.
@@ -256,57 +225,41 @@ class RidgeSums:
             ValueError: when there is no data, or `ridge` is negative.
         """
         check_ridges([ridge])
-        problem = self._problem(standardize, balance, scale, start)
+        problem = self._problem(equal_classes, scale, start)
         diagonal = problem.matrix.diagonal()
         diagonal += ridge
-        diagonal += problem.inverse == 0  # constant features: an equation 1·v = 0 of their own
+        diagonal += problem.inverse == 0  # a constant feature gets an equation of its own: 1·v = 0
         smallest = self.features * torch.finfo(diagonal.dtype).eps * float(diagonal.max())
         factor, failed = cholesky_in_place(problem.matrix)
         if failed or factor.diagonal().min() ** 2 <= smallest:
-            path = self.path(standardize=standardize, balance=balance, scale=scale, start=start)
-            return path.solve(ridge)
+            return self.path(equal_classes=equal_classes, scale=scale, start=start).solve(ridge)
         return problem.raw(torch.cholesky_solve(problem.right.T, factor).T)
 
     @torch.no_grad()
-    def path(
-        self, *, standardize: bool = True, balance: bool = False, scale: float = 15.0, start: Tensor | None = None
-    ) -> RidgePath:
-        """One eigendecomposition, from which `solve` and `gcv` follow for any number of ridges."""
-        problem = self._problem(standardize, balance, scale, start)
+    def path(self, *, equal_classes: bool = False, scale: float = 15.0, start: Tensor | None = None) -> RidgePath:
+        """One eigendecomposition that gives the solutions and scores of all ridges."""
+        problem = self._problem(equal_classes, scale, start)
         values, vectors = torch.linalg.eigh(problem.matrix)
-        # Directions in which the data does not vary: their share in the right-hand side is rounding alone.
+        # Drop the directions in which the data does not vary: there the right-hand side is rounding.
         kept = values > self.features * torch.finfo(values.dtype).eps * values[-1].clamp(min=0)
         return RidgePath(problem, values[kept], vectors[:, kept], problem.right @ vectors[:, kept], self.samples)
-
-    def gcv(
-        self,
-        ridges: Sequence[float] = RIDGES,
-        *,
-        standardize: bool = True,
-        balance: bool = False,
-        scale: float = 15.0,
-        start: Tensor | None = None,
-    ) -> Tensor:
-        """`RidgePath.gcv` of each ridge."""
-        return self.path(standardize=standardize, balance=balance, scale=scale, start=start).gcv(ridges)
 
     @torch.no_grad()
     def choose_ridge(
         self,
         ridges: Sequence[float] = RIDGES,
         *,
-        standardize: bool = True,
-        balance: bool = False,
+        equal_classes: bool = False,
         scale: float = 15.0,
         start: Tensor | None = None,
     ) -> float:
-        """The ridge of the least `gcv`: good for the squared error. Accuracy tends to be best at a smaller one.
+        """The ridge of the least `RidgePath.gcv`, best for the squared error; accuracy is often best at a smaller one.
 
-        Of ridges that are as good, the largest: which is the least is then a matter of rounding.
+        Among ridges whose scores differ only by rounding, it is the largest.
 
-        With many features the eigendecomposition would take minutes. Then one of some of the features tells where to
-        begin, and from there it goes down the valley, with a Cholesky factor for each ridge that is tried; its trace is
-        estimated from fixed random vectors.
+        With many features an eigendecomposition would take minutes. Then that of every n-th feature gives a first
+        guess, and a search from there computes one Cholesky factor for each ridge it tries, with the trace estimated
+        from fixed random vectors.
 
         Raises:
             ValueError: when a ridge is not positive.
@@ -315,14 +268,15 @@ class RidgeSums:
         ridges = sorted(ridges)
         step = -(-self.features // _COARSE) if self.features > _EIGEN_LIMIT else 1
         part = None if start is None else start[:, ::step]
-        near = self._every(step).gcv(ridges, standardize=standardize, balance=balance, scale=scale, start=part)
+        few = replace(self, class_sums=self.class_sums[:, ::step], gram=self.gram[::step, ::step])
+        near = few.path(equal_classes=equal_classes, scale=scale, start=part).gcv(ridges)
         best = int(near.argmin())
         score: Callable[[int], float] = near.tolist().__getitem__
         if step > 1:
-            problem = self._problem(standardize, balance, scale, start)
+            problem = self._problem(equal_classes, scale, start)
             samples = problem.distinct(self.samples)
             score = functools.cache(lambda index: problem.gcv(ridges[index], samples))
-            # too small a ridge has no score
+            # the score of too small a ridge is infinite
             while best + 1 < len(ridges) and (score(best) == math.inf or score(best + 1) < score(best)):
                 best += 1
             while best > 0 and score(best - 1) < score(best):
@@ -367,7 +321,7 @@ class RidgeSums:
         return cls(tensors["counts"], tensors["class_sums"], tensors["gram"], header["samples"])
 
     def _checked(self, features: Tensor, labels: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Samples in the sums' dtype and on their device."""
+        """The samples in the sums' dtype and on their device."""
         if features.dim() != 2 or features.shape[1] != self.features:
             raise ValueError(f"features have shape {tuple(features.shape)}; (samples × {self.features}) is needed.")
         if labels.shape != features.shape[:1] or labels.is_floating_point():
@@ -394,34 +348,26 @@ class RidgeSums:
         counts, class_sums = a.counts + sign * b.counts, a.class_sums + sign * b.class_sums
         return RidgeSums(counts, class_sums, torch.add(a.gram, b.gram, alpha=sign), a.samples + sign * b.samples)
 
-    def _every(self, step: int) -> RidgeSums:
-        """Of every so many features."""
-        return replace(self, class_sums=self.class_sums[:, ::step], gram=self.gram[::step, ::step])
-
     def _check_not_empty(self) -> None:
         if not self.weight > 0:
             raise ValueError("the sums hold no data; add samples of positive weight first.")
 
-    def _problem(
-        self, standardize: bool = True, balance: bool = False, scale: float = 15.0, start: Tensor | None = None
-    ) -> Problem:
-        """`E[φφᵀ] − μμᵀ` and `π_c (μ_c − μ)` in standardised coordinates; from `start`, of what it leaves over."""
+    def _problem(self, equal_classes: bool = False, scale: float = 15.0, start: Tensor | None = None) -> Problem:
+        """`E[φφᵀ] − μμᵀ` and `π_c (μ_c − μ)` in standardised coordinates; with `start`, of its residuals."""
         self._check_not_empty()
         share = self.counts / self.weight
         seen = share > 0
         means = self.class_sums / self.counts.where(seen, torch.ones_like(share))[:, None]
-        prior = seen.to(share) / seen.sum() if balance else share
+        prior = seen.to(share) / seen.sum() if equal_classes else share
         mean = prior @ means
         matrix = self.gram / self.weight
-        if balance:  # the classes' means with equal weights, the pooled covariance within classes as it is
+        if equal_classes:  # equal weights for the class means; the pooled covariance within classes stays
             matrix.addmm_(means.T * (prior - share), means)
         size = matrix.diagonal().clone()
         matrix.addr_(mean, mean, alpha=-1)
         variance = matrix.diagonal().clamp(min=0)
         varies = (variance > _CONSTANT * size) & (variance > 0)
-        if not standardize:
-            variance = torch.full_like(variance, float(variance[varies].mean()) if varies.any() else 1.0)
-        elif varies.any():
+        if varies.any():
             variance = variance.clamp(min=float(variance[varies].median()) / self.samples)
         inverse = variance.rsqrt().where(varies, torch.zeros_like(variance))
         right = prior[:, None] * (means - mean) * inverse
@@ -436,10 +382,3 @@ class RidgeSums:
         explained = from_there @ matrix
         energy += float(((explained - 2 * right) * from_there).sum())
         return Problem(matrix, right - explained, inverse, mean, prior, energy, scale, start * varies)
-
-
-def _mirror(gram: Tensor) -> None:
-    """Copy the blocks above the diagonal to those below, in place."""
-    for start in range(0, len(gram), _BLOCK):
-        stop = start + _BLOCK
-        gram[stop:, start:stop] = gram[start:stop, stop:].T

@@ -17,11 +17,6 @@ REACH = TAPS - 1  # largest distance between two pixels of one patch
 LAGS = [(down, right) for down in range(-REACH, TAPS) for right in range(-REACH, TAPS)]
 
 
-def spectrum_floats(height: int, width: int, channels: int) -> int:
-    """Return about how many numbers a `SameConvolutionGram` holds."""
-    return (height + REACH) * (width + REACH) * channels * channels // 2
-
-
 class SameConvolutionGram:
     """Running Σ_n w_n Σ_s a aᵀ of the 3x3 patches of zero-padded images, stride 1 and padding 1.
 
@@ -40,7 +35,6 @@ class SameConvolutionGram:
     """
 
     def __init__(self, height: int, width: int, channels: int, like: Tensor) -> None:
-        """Make an empty sum for images (height, width, channels) with the type and device of `like`."""
         self.periods = height + REACH, width + REACH
         self.inner, self.outer = (matrix.to(like) for matrix in _transforms(height, width))
         # The transform of a real image at -f is the conjugate of that at f, so one of each pair is kept:

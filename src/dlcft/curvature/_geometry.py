@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Geometry:
-    """How a layer's rows are cut out of its input; a linear layer is a one-tap convolution over tokens."""
+    """A linear layer is a one-tap convolution over tokens."""
 
     groups: int
     channels: int  # input channels per group
@@ -104,20 +104,15 @@ def windows(shape: Geometry, padded: Tensor, first: int = 0) -> Tensor:
     return padded.movedim(len(shape.kernel) + 1, -1)
 
 
-def split_last(x: Tensor, *sizes: int) -> Tensor:
-    """View the last axis as several; a view of any tensor, so that it may be written to."""
-    return x.view(*x.shape[:-1], *sizes)
-
-
 def patch_rows(shape: Geometry, x: Tensor, bias: bool = True) -> Tensor:
     """Return rows (groups, n, S, K) with columns in (tap, channel) order, then the bias if there is one."""
     bias = bias and shape.bias
-    source = split_last(windows(shape, pad(shape, x)), shape.groups, shape.channels).movedim(-2, 0)
+    source: Tensor = windows(shape, pad(shape, x)).unflatten(-1, (shape.groups, shape.channels)).movedim(-2, 0)
     positions = shape.positions(x)
     if shape.taps == 1 and not bias:
         return source.reshape(shape.groups, len(x), prod(positions), shape.channels)
     rows = x.new_empty(shape.groups, len(x), *positions, shape.inputs + int(bias))
-    split_last(rows[..., : shape.inputs], *shape.kernel, shape.channels).copy_(source)
+    rows[..., : shape.inputs].unflatten(-1, (*shape.kernel, shape.channels)).copy_(source)
     if bias:
         rows[..., -1] = 1
     return rows.flatten(2, -2)
@@ -134,8 +129,8 @@ def weight_order(shape: Geometry, matrix: Tensor) -> Tensor:
     if shape.taps == 1 or shape.channels == 1:
         return matrix
     result = torch.empty(matrix.shape, dtype=matrix.dtype, device=matrix.device)
-    source = split_last(matrix[..., : shape.inputs], shape.taps, shape.channels)
-    split_last(result[..., : shape.inputs], shape.channels, shape.taps).copy_(source.transpose(-1, -2))
+    source = matrix[..., : shape.inputs].unflatten(-1, (shape.taps, shape.channels))
+    result[..., : shape.inputs].unflatten(-1, (shape.channels, shape.taps)).copy_(source.mT)
     result[..., shape.inputs :] = matrix[..., shape.inputs :]
     return result
 
@@ -147,6 +142,5 @@ def symmetric_weight_order(shape: Geometry, matrix: Tensor) -> Tensor:
 
 def tap_order(shape: Geometry, matrix: Tensor) -> Tensor:
     """Return the matrix (groups, K, K) with its rows moved from (channel, tap) to (tap, channel) order."""
-    rows = split_last(matrix[:, : shape.inputs].mT, shape.channels, shape.taps)
-    taps = rows.transpose(-1, -2).flatten(-2).mT
+    taps = matrix[:, : shape.inputs].unflatten(1, (shape.channels, shape.taps)).transpose(1, 2).flatten(1, 2)
     return torch.cat([taps, matrix[:, shape.inputs :]], 1)

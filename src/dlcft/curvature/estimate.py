@@ -1,7 +1,7 @@
-"""Estimators: from a classifier, data and a loss to the curvature of the mean loss, and its gradient.
+"""Estimation: from a classifier, data and a loss to the curvature of the mean loss, and its gradient.
 
-The matrix is the generalised Gauss-Newton matrix, block by block: exact where a block can hold it, otherwise the
-approximation that the estimator's name says. Every average is over samples; nothing depends on the batch size.
+The matrix is the generalised Gauss-Newton matrix, block by block: exact if a block can hold it, otherwise in the
+approximation that the estimator is named after. Averages are over samples; nothing depends on the batch size.
 """
 
 from __future__ import annotations
@@ -11,53 +11,41 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from dlcft.curvature.blocks import Block, Dense, Diagonal
 from dlcft.curvature.form import Curvature
 from dlcft.curvature.losses import Loss
-from dlcft.curvature.rows import Rows, Tape, per_sample_gradients
-from dlcft.curvature.statistics import (
-    DiagonalStatistics,
-    EkfacStatistics,
-    ExactEkfacStatistics,
-    ExactTkStatistics,
-    InputGramStatistics,
-    InputSquaresStatistics,
-    KfacStatistics,
-    MasStatistics,
-    Statistics,
-    TkfacStatistics,
+from dlcft.curvature.rows import (
+    backward,
+    find_layers,
+    log,
+    parameter_names,
+    per_sample_gradients,
+    recording,
+    without_rows,
 )
+from dlcft.curvature.statistics import ESTIMATORS, Statistics, find_statistics
 from dlcft.network.classifier import Classifier, evaluating
-from dlcft.network.inputs import Input
+from dlcft.network.inputs import Input, call
+from dlcft.network.linearize import Linearized
 
-__all__ = ["ESTIMATORS", "Estimate", "Statistics", "estimate"]
+__all__ = ["ESTIMATORS", "Estimate", "Statistics", "estimate", "find_statistics"]
 
 Batches = Iterable[tuple[Input, Tensor]]
 
-ESTIMATORS: dict[str, type[Statistics] | None] = {
-    "diagonal": DiagonalStatistics,
-    "mas": MasStatistics,
-    "kfac": KfacStatistics,
-    "tkfac": TkfacStatistics,
-    "exact-tk": ExactTkStatistics,
-    "ekfac": EkfacStatistics,
-    "exact-ekfac": ExactEkfacStatistics,
-    "dense": None,  # not layer by layer: one matrix on everything
-}
-
-PASS_SAMPLES = 64  # whose activations and gradients are held at once
+PASS_SAMPLES = 64  # most samples whose activations and gradients are held at once
 DENSE_LIMIT = 20_000
 
 
 @dataclass(frozen=True, eq=False)
 class Estimate:
-    """What a pass over a task's data has found.
+    """The result of `estimate`.
 
     Attributes:
         curvature: of the mean loss.
         samples: how many samples it is the mean of.
-        gradient: of the mean loss, where it was asked for.
+        gradient: of the mean loss, if asked for.
     """
 
     curvature: Curvature
@@ -77,69 +65,66 @@ def estimate(
     samples: int | None = None,
     total: int | None = None,
     include_head: bool = True,
+    include_backbone: bool = True,
     gradient: bool = False,
     max_factor: int = 8192,
 ) -> Estimate:
     """The curvature of the mean loss at the classifier's parameters.
 
     Args:
-        estimator: a name in `ESTIMATORS`, or a `Statistics` class.
-        model: the classifier; it is left as it was.
+        estimator: a name in `ESTIMATORS`, a `Statistics` class, or its "module:Name".
+        model: the classifier; it is not changed.
         batches: pairs of input and label indices. Estimators with a first pass go over them twice.
         loss: of the outputs of `head`.
         head: a head's name.
         draws: output gradients sampled per sample; None for the exact sum, one backward pass per output.
-        generator: where the draws come from.
-        samples: how many samples are looked at; None for all of them. They are drawn by the generator out of `total`.
-        total: how many there are; if unknown, the first ones are looked at.
-        include_head: whether the head's parameters are covered; in task-incremental learning they are not.
-        gradient: whether to find the gradient of the mean loss too.
-        max_factor: wider layers get a diagonal block.
+        generator: the source of the draws.
+        samples: how many samples to use, drawn by the generator out of `total`; None for all of them.
+        total: how many samples there are; if None, the first ones are used.
+        include_head: whether to cover the head's parameters; in task-incremental learning they are not.
+        include_backbone: False to cover the head alone, without any backward pass.
+        gradient: whether to compute the gradient of the mean loss too.
+        max_factor: layers with more inputs or outputs than this get diagonal blocks.
 
     Raises:
-        ValueError: when the estimator is unknown, there is no data, or something is not finite.
+        ValueError: when the estimator is unknown, nothing is covered, there is no data, or a number is not finite.
     """
-    kind = _resolve(estimator)
+    kind = find_statistics(estimator)
     if samples is not None and samples < 1:
         raise ValueError(f"samples is {samples}; it must be at least 1, or None for all.")
-    tape = Tape(model, head, max_factor)
-    limited = _Limited(batches, _looked_at(samples, total, generator))
+    if not (include_head or include_backbone):
+        raise ValueError("include_head and include_backbone are both False; one of them must be True.")
+    parts = _Limited(batches, samples, total, generator)
+    run = _Run(kind, model, parts, loss, head, draws, generator, include_head, include_backbone, max_factor)
     with evaluating(model):
-        if kind is None:
-            return _dense(tape, limited, loss, draws, generator, include_head, gradient)
-        first: Mapping[str, Block] = {}
-        if kind.basis is not None:
-            sampled = include_head and not loss.is_quadratic  # else the head's block is exact, and needs no basis
-            first, _, _ = _one_pass(kind.basis, {}, tape, limited, loss, draws, generator, sampled, False)
-        blocks, count, summed = _one_pass(kind, first, tape, limited, loss, draws, generator, include_head, gradient)
-    return Estimate(_finished(blocks, tape), count, _mean(summed, count, include_head, tape) if gradient else None)
-
-
-def _resolve(estimator: str | type[Statistics]) -> type[Statistics] | None:
-    if not isinstance(estimator, str):
-        return estimator
-    if estimator not in ESTIMATORS:
-        raise ValueError(f"unknown curvature {estimator!r}; known: {', '.join(ESTIMATORS)}.")
-    return ESTIMATORS[estimator]
-
-
-def _looked_at(samples: int | None, total: int | None, generator: torch.Generator | None) -> Tensor | None:
-    """The places of the samples that are looked at, in order; None for all. Data may be sorted by class."""
-    if samples is None:
-        return None
-    if total is None or samples >= total:
-        return torch.arange(samples)
-    return torch.randperm(total, generator=generator)[:samples].sort().values
+        blocks = run.by_layer(gradient) if kind.by_layer else run.dense(gradient)
+    for name, block in blocks.items():
+        if not all(bool(torch.isfinite(t).all()) for t in block.tensors().values()):
+            raise ValueError(
+                f"the curvature of {name!r} is not finite: its inputs or gradients are not (or overflow "
+                f"{next(iter(block.tensors().values())).dtype})."
+            )
+    curvature = Curvature(blocks)
+    left_out = run.params.keys() - set(curvature.names)
+    if left_out:
+        raise ValueError(f"no curvature was found for the trainable parameter {sorted(left_out)[0]!r}.")
+    found = {name: value / run.count for name, value in run.gradient.items() if name in run.params}
+    return Estimate(curvature, run.count, found if gradient else None)
 
 
 class _Limited:
-    """Batches of the samples at some places, as often as asked for, in parts of `PASS_SAMPLES` at the most."""
+    """The chosen samples, in batches of at most `PASS_SAMPLES`, as often as asked for.
 
-    def __init__(self, batches: Batches, places: Tensor | None) -> None:
-        if isinstance(batches, Iterator):
-            batches = list(batches)  # a second pass may be needed
-        self.batches = batches
-        self.places = places
+    They are drawn, because data may be sorted by class.
+    """
+
+    def __init__(
+        self, batches: Batches, samples: int | None, total: int | None, generator: torch.Generator | None
+    ) -> None:
+        self.batches = list(batches) if isinstance(batches, Iterator) else batches  # for a second pass
+        self.places = None if samples is None else torch.arange(samples)  # in order; None for all
+        if samples is not None and total is not None and samples < total:
+            self.places = torch.randperm(total, generator=generator)[:samples].sort().values
 
     def __iter__(self) -> Iterator[tuple[Input, Tensor]]:
         before = 0
@@ -151,144 +136,192 @@ class _Limited:
                 inside = self.places[(self.places >= before) & (self.places < before + len(labels))] - before
             before += len(labels)
             whole = len(inside) == len(labels)
+            plain = dict(x) if isinstance(x, Mapping) else x
             for start in range(0, len(inside), PASS_SAMPLES):
                 stop = min(start + PASS_SAMPLES, len(inside))
                 part = slice(start, stop) if whole else inside[start:stop].to(labels.device)
-                yield _part(x, part), labels[part]
+                yield tree_map_only(Tensor, lambda t, part=part: t[part], plain), labels[part]
 
 
-def _part(x: Input, part: slice | Tensor) -> Input:
-    if isinstance(x, Mapping):
-        return {key: value[part] for key, value in x.items()}
-    return tuple(value[part] for value in x) if isinstance(x, tuple) else x[part]
+@dataclass
+class _Rows:
+    """One batch's rows."""
+
+    layers: dict[str, tuple[list[Tensor], list[list[Tensor]]]]  # by name: inputs by use; by draw, gradients by use
+    z: Tensor  # the head's inputs
+    output_grads: Tensor  # draws × samples × outputs
+    others: dict[str, Tensor]  # gradients (draws × samples × shape) by sample of the parameters in no such layer
 
 
-def _one_pass(
-    kind: type[Statistics],
-    first: Mapping[str, Block],
-    tape: Tape,
-    batches: Batches,
-    loss: Loss,
-    draws: int | None,
-    generator: torch.Generator | None,
-    include_head: bool,
-    gradient: bool,
-) -> tuple[dict[str, Block], int, dict[str, Tensor]]:
-    importance = issubclass(kind, MasStatistics)
-    statistics: dict[str, Statistics] = {}
-    others: dict[str, Tensor] = {}
-    summed: dict[str, Tensor] = {}
-    count = 0
-    passes = tape.passes(
-        batches,
-        loss,
-        draws=draws,
-        generator=generator,
-        gradient=gradient,
-        needs_outputs=include_head or importance or not loss.is_quadratic,
-        output_grads=(lambda outputs: 2 * outputs[None]) if importance else None,
-    )
-    for rows in passes:
-        if not statistics:
-            statistics = _statistics(kind, first, tape, loss, include_head)
-        count += rows.count
-        with torch.autocast(rows.z.device.type, enabled=False):  # sums are not for half precision
-            for name, layer_rows in rows.layers.items():
-                statistics[name].add(layer_rows.inputs, layer_rows.grads)
-            if include_head:
-                statistics[""].add([rows.z], [[v] for v in rows.output_grads])
-        for name, grads in rows.others.items():
-            value = grads.abs().sum((0, 1)) if importance else grads.square().sum((0, 1))
-            others[name] = others[name] + value if name in others else value
-        _add(summed, rows.gradient)
-    blocks: dict[str, Block] = {}
-    for name in list(statistics):  # let go one by one: the sums are as large as what they become
-        blocks |= statistics.pop(name).blocks(count)
-    for name, value in others.items():
-        blocks[tape.prefix + name] = Diagonal((tape.prefix + name,), value / count)
-    return blocks, count, summed
+@dataclass
+class _Run:
+    """One call of `estimate`.
+
+    The gradient of a linearised classifier with respect to ψ is that of the frozen network, for every ψ. So the hooks
+    are on the frozen network. Only the features z, and with them the outputs, need the first-order change.
+    """
+
+    kind: type[Statistics]
+    model: Classifier
+    batches: _Limited
+    loss: Loss
+    head: str
+    draws: int | None
+    generator: torch.Generator | None
+    include_head: bool
+    include_backbone: bool
+    max_factor: int
+
+    def __post_init__(self) -> None:
+        model, head = self.model, self.head
+        self.head_names = model.head_names(head)
+        linearized = model.backbone if isinstance(model.backbone, Linearized) else None
+        self.network = linearized.base if linearized else model.backbone
+        self.output = linearized.output if linearized else None
+        self.prefix = "backbone.delta." if linearized else "backbone."
+        trainable = list(model.params()) if self.include_backbone else []
+        left_out = [name for name in trainable if not name.startswith(self.prefix)]
+        if left_out:
+            raise ValueError(f"no curvature is defined for the trainable parameter {left_out[0]!r}.")
+        self.trainable = [name.removeprefix(self.prefix) for name in trainable]
+        params = model.params(head if self.include_head else None)
+        self.params = {name: p for name, p in params.items() if self.include_backbone or name in self.head_names}
+        self.layers = find_layers(self.network, self.trainable, self.max_factor) if self.kind.by_layer else {}
+        covered = {p for name, layer in self.layers.items() for p in parameter_names(name, layer)}
+        self.others = [name for name in self.trainable if name not in covered]
+        self.count = 0
+        self.gradient: dict[str, Tensor] = {}  # of the summed loss
+
+    def by_layer(self, gradient: bool) -> dict[str, Block]:
+        """One or two passes, with statistics of every layer and of the head."""
+        on_head = self.kind.on_head(self.loss) if self.include_head else None
+        basis = self.kind.basis if self.trainable else None
+        head_basis = on_head and on_head.basis
+        first: Mapping[str, Block] = {}
+        if basis is not None or head_basis is not None:
+            first = self._pass(basis, head_basis, {}, gradient=False)
+        return self._pass(self.kind, on_head, first, gradient=gradient)
+
+    def dense(self, gradient: bool) -> dict[str, Block]:
+        """One matrix on all parameters, from the gradients by sample."""
+        size = sum(p.numel() for p in self.params.values())
+        if size > DENSE_LIMIT:
+            raise ValueError(f"dense curvature is for at most {DENSE_LIMIT:,} parameters; these are {size:,}.")
+        total = torch.zeros(size, size, dtype=next(iter(self.params.values())).dtype)
+        for rows in self._rows(gradient, needs_outputs=True):
+            columns = [rows.others[name].flatten(2) for name in self.trainable]
+            if self.include_head:
+                columns += [torch.einsum("dno,nk->dnok", rows.output_grads, rows.z).flatten(2), rows.output_grads]
+            jacobian = torch.cat(columns, 2).flatten(0, 1)  # a row for each draw and sample
+            total += jacobian.T @ jacobian
+        shapes = tuple(tuple(p.shape) for p in self.params.values())
+        return {"all": Dense(tuple(self.params), shapes, self.loss.is_quadratic, total / self.count)}
+
+    def _pass(
+        self,
+        on_layers: type[Statistics] | None,
+        on_head: type[Statistics] | None,
+        first: Mapping[str, Block],
+        *,
+        gradient: bool,
+    ) -> dict[str, Block]:
+        """The blocks of one pass; layers, or the head, are left out where the class is None."""
+        statistics: dict[str, Statistics] = {}
+        others: dict[str, Tensor] = {}
+        head: Statistics | None = None
+        if on_head is not None:
+            block = first.get(self.head_names[0].removesuffix(".weight"))
+            head = on_head(self.model.head(self.head), self.head_names, block)
+        needs_outputs = on_head is not None or self.kind.reads_outputs or not self.loss.is_quadratic
+        for rows in self._rows(gradient, needs_outputs):
+            if not statistics and on_layers is not None:  # since the first batch, the layers with rows are known
+                for name, layer in self.layers.items():
+                    names = tuple(self.prefix + p for p in parameter_names(name, layer))
+                    statistics[name] = on_layers(layer, names, first.get(self.prefix + name))
+            with torch.autocast(rows.z.device.type, enabled=False):  # sums need full precision
+                for name, sums in statistics.items():
+                    sums.add(*rows.layers[name])
+                if head is not None:
+                    head.add([rows.z], [[v] for v in rows.output_grads])
+            _add_to(others, {self.prefix + name: self.kind.diagonal_sum(g) for name, g in rows.others.items()})
+        blocks: dict[str, Block] = {}
+        for name in list(statistics):  # freed one by one: the sums are as large as the blocks
+            blocks |= statistics.pop(name).blocks(self.count)
+        if head is not None:
+            blocks |= head.blocks(self.count)
+        return blocks | {name: Diagonal((name,), value / self.count) for name, value in others.items()}
+
+    def _rows(self, gradient: bool, needs_outputs: bool) -> Iterator[_Rows]:
+        """The rows of every batch; counts the samples, and sums the gradient of the loss if asked for.
+
+        Without `needs_outputs`, neither z nor the outputs at ψ are used: the frozen network's will do.
+        """
+        model, head = self.model, self.model.head(self.head)
+        self.count = 0
+        for x, labels in self.batches:
+            if self.count == 0 and self.layers:
+                run = model.backbone.value if isinstance(model.backbone, Linearized) else self.network
+                for name, why in without_rows(self.network, self.trainable, self.layers, x, run).items():
+                    log.info("%s %s: diagonal curvature", name, why)
+                    self.others += parameter_names(name, self.layers.pop(name))
+            self.count += len(labels)
+            recorded = recording(self.network, self.trainable, self.layers)
+            with torch.inference_mode(False), torch.set_grad_enabled(bool(self.trainable)), recorded as calls:
+                z_frozen, z = self._features(x, needs_outputs or gradient)
+                for name, uses in calls.items():
+                    if not uses or any(len(a) != len(labels) for a, _ in uses):
+                        raise ValueError(
+                            f"layer {name!r} ran for an earlier batch, and not, or in another way, for this one."
+                        )
+                # the weights by which the features of ψ reach the outputs: W, or the fixed W0 of a strict classifier
+                directions = model.directions(self.head) if model.strict else head.weight.detach()
+                z_head = z_frozen.detach() if model.strict else z
+                with torch.no_grad():
+                    outputs = head(z_head)
+                    if model.strict:
+                        outputs = outputs + (z - z_head) @ directions.T
+                    vectors = self.kind.output_grads(outputs, self.loss, self.draws, self.generator)
+                rows = _Rows({name: ([a for a, _ in uses], []) for name, uses in calls.items()}, z_head, vectors, {})
+                for index, vector in enumerate(vectors):
+                    last = index == len(vectors) - 1 and not gradient
+                    found = backward(z_frozen, calls, vector @ directions, retain=not last)
+                    for name, (_, grads) in rows.layers.items():
+                        grads.append(found[name])
+                if gradient:
+                    self._add_gradient(z_frozen, z_head, outputs, directions, labels)
+            if self.others:
+                cotangents = vectors @ directions
+                rows.others = per_sample_gradients(self.network, x, self.others, cotangents, self.output)
+            yield rows
+        if not self.count:
+            raise ValueError("the data set is empty; curvature needs at least one sample.")
+
+    def _features(self, x: Input, needs_outputs: bool) -> tuple[Tensor, Tensor]:
+        """The features z of the frozen network, with a graph, and z at ψ, without."""
+        backbone = self.model.backbone
+        if not isinstance(backbone, Linearized):
+            z = self.model.features(x)
+            return z, z.detach()
+        if not (needs_outputs and any(bool(p.any()) for p in backbone.delta.parameters())):
+            value = call(backbone.value, x)
+            return value, value.detach()
+        value, change = call(backbone.split, x)
+        return value, value.detach() + change.detach()
+
+    def _add_gradient(self, z_frozen: Tensor, z: Tensor, outputs: Tensor, directions: Tensor, labels: Tensor) -> None:
+        leaf = outputs.detach().requires_grad_()
+        with torch.enable_grad():
+            (residual,) = torch.autograd.grad(self.loss.value(leaf, labels) * len(labels), leaf)
+        if self.trainable:
+            parameters = [self.network.get_parameter(name) for name in self.trainable]
+            cotangent = residual @ directions
+            found = torch.autograd.grad(z_frozen, parameters, cotangent, allow_unused=True, materialize_grads=True)
+            names = [self.prefix + name for name in self.trainable]
+            _add_to(self.gradient, dict(zip(names, found, strict=True)))
+        weight, bias = self.head_names
+        _add_to(self.gradient, {weight: residual.T @ z, bias: residual.sum(0)})
 
 
-def _statistics(
-    kind: type[Statistics], first: Mapping[str, Block], tape: Tape, loss: Loss, include_head: bool
-) -> dict[str, Statistics]:
-    """One for each layer, and under the empty name one for the head."""
-    statistics = {
-        name: kind(tape.geometry(name), tuple(tape.prefix + n for n in names), first.get(tape.prefix + name))
-        for name, names in tape.names().items()
-    }
-    if include_head:
-        head, names = tape.model.head(tape.head), tape.model.head_names(tape.head)
-        on_head = kind
-        if loss.is_quadratic and kind is not MasStatistics:
-            on_head = InputSquaresStatistics if kind is DiagonalStatistics else InputGramStatistics
-        statistics[""] = on_head(head, names, first.get(names[0].removesuffix(".weight")))
-    return statistics
-
-
-def _dense(
-    tape: Tape,
-    batches: Batches,
-    loss: Loss,
-    draws: int | None,
-    generator: torch.Generator | None,
-    include_head: bool,
-    gradient: bool,
-) -> Estimate:
-    params = tape.model.params(tape.head if include_head else None)
-    size = sum(p.numel() for p in params.values())
-    if size > DENSE_LIMIT:
-        raise ValueError(f"dense curvature is for at most {DENSE_LIMIT:,} parameters; these are {size:,}.")
-    total = torch.zeros(size, size, dtype=next(iter(params.values())).dtype)
-    summed: dict[str, Tensor] = {}
-    count = 0
-    inputs: list[Input] = []
-
-    def noted() -> Iterator[tuple[Input, Tensor]]:
-        for x, labels in batches:
-            inputs[:] = [x]
-            yield x, labels
-
-    for rows in tape.passes(noted(), loss, draws=draws, generator=generator, gradient=gradient):
-        jacobian = _jacobian(tape, inputs[0], rows, include_head)
-        total += jacobian.T @ jacobian
-        count += rows.count
-        _add(summed, rows.gradient)
-    shapes = tuple(tuple(p.shape) for p in params.values())
-    block = Dense(tuple(params), shapes, loss.is_quadratic, total / count)
-    curvature = _finished({"all": block}, tape)
-    return Estimate(curvature, count, _mean(summed, count, include_head, tape) if gradient else None)
-
-
-def _jacobian(tape: Tape, x: Input, rows: Rows, include_head: bool) -> Tensor:
-    """One row for each draw and sample: the gradient of that output combination with respect to all parameters."""
-    cotangents = rows.output_grads @ tape.directions()
-    found = per_sample_gradients(tape.network, x, tape.trainable, cotangents, tape.output)
-    columns = [found[name].flatten(2) for name in tape.trainable]
-    if include_head:
-        columns += [torch.einsum("dno,nk->dnok", rows.output_grads, rows.z).flatten(2), rows.output_grads]
-    return torch.cat(columns, 2).flatten(0, 1)
-
-
-def _add(total: dict[str, Tensor], part: Mapping[str, Tensor]) -> None:
-    for name, value in part.items():
-        total[name] = total[name] + value if name in total else value
-
-
-def _mean(summed: Mapping[str, Tensor], count: int, include_head: bool, tape: Tape) -> dict[str, Tensor]:
-    names = tape.model.params(tape.head if include_head else None)
-    return {name: value / count for name, value in summed.items() if name in names}
-
-
-def _finished(blocks: Mapping[str, Block], tape: Tape) -> Curvature:
-    for name, block in blocks.items():
-        if not all(bool(torch.isfinite(t).all()) for t in block.tensors().values()):
-            raise ValueError(
-                f"the curvature of {name!r} is not finite: its inputs or gradients are not (or overflow "
-                f"{next(iter(block.tensors().values())).dtype})."
-            )
-    curvature = Curvature(blocks)
-    left_out = set(tape.model.params()) - set(curvature.names)
-    if left_out:
-        raise ValueError(f"no curvature was found for the trainable parameter {sorted(left_out)[0]!r}.")
-    return curvature
+def _add_to(sums: dict[str, Tensor], values: Mapping[str, Tensor]) -> None:
+    for name, value in values.items():
+        sums[name] = sums[name] + value if name in sums else value

@@ -1,15 +1,15 @@
-"""Curvature: a quadratic form on named parameters, a sum of blocks. It knows nothing of networks or data."""
+"""Curvature: a quadratic form on named parameters, as a sum of blocks. It knows nothing of networks or data."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dlcft.curvature.blocks import BLOCKS, Block, Dense, Tensors
+from dlcft.curvature.blocks import BLOCKS, Block, Tensors
+from dlcft.network.names import find_class, is_imported, qualified
 
 
 class Curvature:
@@ -27,15 +27,15 @@ class Curvature:
         self.names = tuple(names)
 
     def quad(self, delta: Mapping[str, Tensor]) -> Tensor:
-        """`dᵀ H d`, differentiable in d; value and gradient share one product a layer."""
-        self._check(delta)
+        """`dᵀ H d`, differentiable in d; value and gradient share one product per layer."""
+        self.check(delta)
         value: Tensor = _Quad.apply(self, *(delta[name] for name in self.names))[0]
         return value
 
     def matvec(self, delta: Mapping[str, Tensor]) -> Tensors:
         """`H d`."""
-        self._check(delta)
-        return {name: p for block in self.blocks.values() for name, p in block.product(delta).items()}
+        self.check(delta)
+        return {name: p for block in self.blocks.values() for name, p in block.matvec(delta).items()}
 
     def solve(self, delta: Mapping[str, Tensor], damping: float) -> Tensors:
         """`(H + λI)⁻¹ d` with λ = `damping` times the mean eigenvalue of H.
@@ -43,7 +43,7 @@ class Curvature:
         Raises:
             ValueError: when `damping` is not positive.
         """
-        self._check(delta)
+        self.check(delta)
         if not damping > 0:
             raise ValueError(f"damping is {damping}; it must be positive.")
         absolute = damping * self.trace(delta) / sum(delta[name].numel() for name in self.names)
@@ -51,14 +51,13 @@ class Curvature:
 
     def trace(self, params: Mapping[str, Tensor]) -> float:
         """The sum of the eigenvalues on parameters of these shapes."""
-        self._check(params)
+        self.check(params)
         return sum(block.trace(len(params[block.names[0]])) for block in self.blocks.values())
 
     def merge(self, other: Curvature, weight: float, other_weight: float) -> Curvature:
         """The curvature of the pooled data: statistics averaged by `weight : other_weight`.
 
-        The one place where this choice is made. The paper's text has "(t−1):t"; averages of old and new need
-        (t−1)/t and 1/t.
+        The paper's text has "(t−1):t"; the mean over t tasks needs (t−1)/t for the old curvature and 1/t for the new.
 
         Raises:
             ValueError: when the blocks differ or a weight is not positive.
@@ -73,17 +72,12 @@ class Curvature:
 
     def grow(self, names: tuple[str, ...], outputs: int) -> Curvature:
         """The curvature after the layer with parameters `names` has got rows for new outputs."""
+        grown = {name: block.grow(names, outputs) for name, block in self.blocks.items() if set(names) & {*block.names}}
+        return Curvature(self.blocks | grown)
 
-        def grown(block: Block) -> Block:
-            if isinstance(block, Dense) and set(names) & set(block.names):
-                return block.grow_rows(names, outputs)
-            return block.grow(outputs) if set(names) & set(block.names) else block
-
-        return Curvature({name: grown(block) for name, block in self.blocks.items()})
-
-    def to(self, *args: Any, **kwargs: Any) -> Curvature:
-        """On another device or in another dtype, as `Tensor.to`."""
-        return Curvature({name: block.map(lambda t: t.to(*args, **kwargs)) for name, block in self.blocks.items()})
+    def head_moment(self, weight: str) -> Tensor | None:
+        """`Z = E[zzᵀ]` of the layer whose weight is called `weight`, if its block is `Z ⊗ I`; else None."""
+        return next((block.head_moment() for block in self.blocks.values() if weight in block.names), None)
 
     def nbytes(self) -> int:
         """Bytes of the stored tensors."""
@@ -94,54 +88,39 @@ class Curvature:
         tensors: Tensors = {}
         header: dict[str, Any] = {}
         for name, block in self.blocks.items():
-            fields = {f.name: getattr(block, f.name) for f in dataclasses.fields(block)}
-            header[name] = {"kind": type(block).__name__} | {
-                key: value for key, value in fields.items() if not isinstance(value, Tensor)
-            }
-            tensors |= {f"{name}|{key}": tensor for key, tensor in block.tensors().items()}
+            kind = type(block)
+            stored, fields = block.state()
+            header[name] = {"kind": kind.__name__ if kind in BLOCKS.values() else qualified(kind), **fields}
+            tensors |= {f"{name}|{key}": tensor for key, tensor in stored.items()}
         return tensors, header
 
     @classmethod
     def from_state(cls, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> Curvature:
-        """The inverse of `state`.
+        """The inverse of `state`. It imports no module: a file must not decide which code runs.
 
         Raises:
-            ValueError: when a kind of block is unknown.
+            ValueError: when a kind of block is unknown, or its module is not imported.
         """
         blocks = {}
-        for name, fields in header.items():
-            fields = dict(fields)
-            kind = fields.pop("kind")
-            if kind not in BLOCKS:
-                raise ValueError(f"unknown kind of block {kind!r}; known: {', '.join(BLOCKS)}.")
-            fields["names"] = tuple(fields["names"])
-            if "shapes" in fields:
-                fields["shapes"] = tuple(tuple(shape) for shape in fields["shapes"])
-            stored: dict[str, Any] = {
-                key.rpartition("|")[2]: t for key, t in tensors.items() if key.rpartition("|")[0] == name
-            }
-            blocks[name] = BLOCKS[kind](**fields, **stored)
+        for name, saved in header.items():
+            kind = saved["kind"]
+            if ":" in kind and not is_imported(kind):
+                module = kind.partition(":")[0]
+                raise ValueError(f"the curvature was saved with the block {kind!r} of your own; import {module} first.")
+            fields = {key: value for key, value in saved.items() if key != "kind"}
+            stored = {key.rpartition("|")[2]: t for key, t in tensors.items() if key.rpartition("|")[0] == name}
+            blocks[name] = find_class("kind of block", kind, BLOCKS, Block).from_state(stored, fields)
         return cls(blocks)
 
-    def dense(self, params: Mapping[str, Tensor]) -> Tensor:
-        """The whole matrix on parameters of these shapes, in the order of `names`: an oracle for small networks."""
-        sizes = [params[name].numel() for name in self.names]
-        identity = torch.eye(sum(sizes), dtype=params[self.names[0]].dtype)
-        columns = []
-        for unit in identity:
-            parts = zip(self.names, unit.split(sizes), strict=True)
-            product = self.matvec({name: part.view(params[name].shape) for name, part in parts})
-            columns.append(torch.cat([product[name].reshape(-1) for name in self.names]))
-        return torch.stack(columns, 1)
-
-    def _check(self, delta: Mapping[str, Tensor]) -> None:
+    def check(self, delta: Mapping[str, Tensor]) -> None:
+        """Refuse parameters of which one is missing."""
         missing = [name for name in self.names if name not in delta]
         if missing:
             raise ValueError(f"the curvature covers {missing[0]!r}, which was not given (given: {list(delta)[:5]} …).")
 
 
 class _Quad(torch.autograd.Function):
-    """(dᵀHd, Hd): the value, and the product that is also half its gradient."""
+    """(dᵀHd, Hd): the value, and half its gradient."""
 
     @staticmethod
     def forward(ctx: Any, curvature: Curvature, *delta: Tensor) -> tuple[Tensor, ...]:
@@ -158,7 +137,7 @@ class _Quad(torch.autograd.Function):
         gradients: list[Tensor | None] = [None] * len(of_products)
         if of_value is not None:
             gradients = [2 * of_value * p for p in ctx.saved_tensors]
-        if any(g is not None for g in of_products):  # a second derivative: H is symmetric
+        if any(g is not None for g in of_products):  # a second derivative, with H symmetric
             filled = [
                 torch.zeros_like(p) if g is None else g for g, p in zip(of_products, ctx.saved_tensors, strict=True)
             ]

@@ -2,24 +2,26 @@
 
 For sample n, group q and position s, a layer has the row `a` (its input patch in the order of
 `weight.flatten(1)`, then 1 if it has a bias; K columns in all) and the row `g` (the gradient at its output; O
-columns). Its per-sample gradient is D_n = Σ_s g_s a_sᵀ (O x K) per group. Every function takes the inputs and
-output gradients of *all uses* of the layer in one forward pass; their positions are concatenated, S is their
-total number, and D_n sums over uses.
+columns). Its per-sample gradient is D_n = Σ_s g_s a_sᵀ (O x K) per group.
 
-Results are plain sums over the samples given, so those of several batches may be added. `InputGram` and
-`GradientGrams` add up batches in an inner layout and bring the sum into the final one once, which is cheaper
-than adding results. Half-precision inputs are computed in float32.
+Every function takes a linear or convolutional `layer` and one tensor for each use of it in a forward pass: `xs`, its
+inputs (N, ..., in_features) or (N, C, *spatial), and `gs`, the gradients at its outputs. S is the number of positions
+of all uses together, and D_n sums over uses. Weights are (N, groups), or None for ones.
+
+Results are plain sums over the samples, so results of several batches may be added. `InputGram` and `GradientGrams`
+add batches in an inner layout and convert the sum once, which is cheaper. Half precision is computed in float32.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from math import prod
 
 import torch
 from torch import Tensor, nn
 
-from dlcft.curvature._conv_gram import SameConvolutionGram, spectrum_floats
+from dlcft.curvature._conv_gram import REACH, SameConvolutionGram
 from dlcft.curvature._geometry import (
     Geometry,
     channels_last,
@@ -27,7 +29,6 @@ from dlcft.curvature._geometry import (
     gradient_rows,
     pad,
     patch_rows,
-    split_last,
     symmetric_weight_order,
     tap_order,
     weight_order,
@@ -36,52 +37,19 @@ from dlcft.curvature._geometry import (
 
 Layer = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 
-# Numbers held in temporaries at once: larger chunks cost page faults, smaller ones make short products.
+# Most numbers in temporaries at once: larger chunks cost page faults, smaller ones make short products.
 CHUNK_FLOATS = 1 << 23
-# Numbers in the spectral Gram of an image; beyond it (large images, many channels) unfolding is used instead.
+# Most numbers in the spectral Gram of an image; larger images, or more channels, are unfolded instead.
 SPECTRUM_FLOATS = 1 << 25
-# A symmetric product computes its upper triangle in at most so many block rows, whose width is a multiple of:
+# A symmetric product computes its upper triangle in about this many block rows, of a multiple of this width.
 SYMMETRIC_BLOCKS = 8
 SYMMETRIC_WIDTH = 288
-
-
-def patches(layer: Layer, xs: Sequence[Tensor]) -> Tensor:
-    """Return the input rows `a`, unfolded.
-
-    Args:
-        layer: A linear or convolutional layer.
-        xs: Its input at each use, (N, ..., in_features) or (N, C, *spatial).
-
-    Returns:
-        Rows (N, groups, S, K).
-
-    Raises:
-        ValueError: If the layer is of another type.
-    """
-    shape = geometry(layer)
-    rows = _join([patch_rows(shape, channels_last(shape, x)) for x in xs])
-    return weight_order(shape, rows).transpose(0, 1)
-
-
-def output_rows(layer: Layer, gs: Sequence[Tensor]) -> Tensor:
-    """Return the output-gradient rows `g`.
-
-    Args:
-        layer: A linear or convolutional layer.
-        gs: The gradient at its output at each use, (N, ..., out_features) or (N, O, *spatial).
-
-    Returns:
-        Rows (N, groups, S, O).
-    """
-    shape = geometry(layer)
-    return _join([gradient_rows(shape, channels_last(shape, g)) for g in gs]).transpose(0, 1)
 
 
 class InputGram:
     """Running Σ_n w_n Σ_s a aᵀ of one layer over batches, the sum behind the K-FAC factor A."""
 
     def __init__(self, layer: Layer) -> None:
-        """Make an empty sum for a linear or convolutional layer."""
         self.shape = geometry(layer)
         self.spectral: dict[tuple[int, ...], SameConvolutionGram] = {}  # by image shape
         self.unfolded: Tensor | None = None  # (tap, channel) order, upper triangle
@@ -89,7 +57,6 @@ class InputGram:
         self.count: Tensor | None = None  # Σ_n w_n S
 
     def add(self, xs: Sequence[Tensor], weights: Tensor | None = None) -> None:
-        """Add a batch of inputs, one tensor per use, with weights (N, groups) or ones."""
         for x in xs:
             image = channels_last(self.shape, x)
             weights = None if weights is None else weights.to(image)
@@ -105,11 +72,7 @@ class InputGram:
         grams = [gram.result()[None] for gram in self.spectral.values()]
         if self.unfolded is not None:
             grams.append(symmetric_weight_order(self.shape, _mirrored(self.unfolded.clone())))
-        if not grams:
-            raise ValueError("the sum is empty; add the inputs of at least one use of the layer")
-        gram = grams[0]
-        for other in grams[1:]:
-            gram += other
+        gram = functools.reduce(Tensor.add_, grams)
         if self.sums is None or self.count is None:
             return gram
         bordered = gram.new_empty(len(gram), self.shape.columns, self.shape.columns)
@@ -146,28 +109,10 @@ class InputGram:
         self.count = count if self.count is None else self.count + count
 
 
-def input_gram(layer: Layer, xs: Sequence[Tensor], weights: Tensor | None = None) -> Tensor:
-    """Return Σ_n w_n Σ_s a aᵀ of one batch, (groups, K, K); see `InputGram`."""
-    gram = InputGram(layer)
-    gram.add(xs, weights)
-    return gram.result()
-
-
 def output_gram(layer: Layer, gs: Sequence[Tensor], weights: Tensor | None = None) -> Tensor:
-    """Return Σ_n w_n (1/S) Σ_s g gᵀ, the sum behind the K-FAC factor G.
-
-    Args:
-        layer: A linear or convolutional layer.
-        gs: The gradient at its output at each use.
-        weights: Weights (N, groups), or None for ones.
-
-    Returns:
-        Gram matrices (groups, O, O).
-    """
+    """Return Σ_n w_n (1/S) Σ_s g gᵀ, the sum behind the K-FAC factor G, (groups, O, O)."""
     shape = geometry(layer)
     gradients = [channels_last(shape, g) for g in gs]
-    if not gradients:
-        raise ValueError("gs is empty; the rows of a layer need at least one use of it")
     total = gradients[0].new_zeros(shape.groups, shape.outputs, shape.outputs)
     for gradient in gradients:
         for part in _chunks(len(gradient), gradient[:1].numel()):
@@ -203,13 +148,11 @@ class GradientGrams:
     """
 
     def __init__(self, layer: Layer) -> None:
-        """Make an empty sum for a linear or convolutional layer."""
         self.shape = geometry(layer)
         self.phi: Tensor | None = None  # (tap, channel) order, upper triangle
         self.psi: Tensor | None = None
 
     def add(self, xs: Sequence[Tensor], gs: Sequence[Tensor]) -> None:
-        """Add a batch of inputs and output gradients, one tensor of each per use."""
         shape = self.shape
         images, gradients, positions = _pairs(shape, xs, gs)
         columns, outputs = shape.columns, shape.outputs
@@ -232,17 +175,10 @@ class GradientGrams:
 
     def result(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return Φ (groups, K, K), Ψ (groups, O, O) and δ (groups,) of all batches added."""
-        if self.phi is None or self.psi is None:
-            raise ValueError("the sum is empty; add the rows of at least one use of the layer")
+        assert self.phi is not None
+        assert self.psi is not None
         phi = symmetric_weight_order(self.shape, _mirrored(self.phi.clone()))
         return phi, self.psi.clone(), self.psi.diagonal(dim1=-2, dim2=-1).sum(-1)
-
-
-def gradient_grams(layer: Layer, xs: Sequence[Tensor], gs: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return Φ (groups, K, K), Ψ (groups, O, O) and δ (groups,) of one batch; see `GradientGrams`."""
-    grams = GradientGrams(layer)
-    grams.add(xs, gs)
-    return grams.result()
 
 
 def per_sample_gradients(layer: Layer, xs: Sequence[Tensor], gs: Sequence[Tensor]) -> Tensor:
@@ -259,10 +195,7 @@ def squared_gradient(layer: Layer, xs: Sequence[Tensor], gs: Sequence[Tensor]) -
     total = images[0].new_zeros(shape.groups, shape.outputs, shape.columns)
     for part in _chunks(len(images[0]), shape.groups * shape.columns * (shape.outputs + positions)):
         if positions == 1:
-            a, g = (
-                _join([patch_rows(shape, x[part]) for x in images]),
-                gradient_rows(shape, gradients[0][part]),
-            )
+            a, g = patch_rows(shape, images[0][part]), gradient_rows(shape, gradients[0][part])
             total += g[:, :, 0].square().mT @ a[:, :, 0].square()
         else:
             total += _sample_gradients(shape, images, gradients, part).square_().sum(1)
@@ -270,17 +203,9 @@ def squared_gradient(layer: Layer, xs: Sequence[Tensor], gs: Sequence[Tensor]) -
 
 
 def rotated_squares(layer: Layer, xs: Sequence[Tensor], gs: Sequence[Tensor], left: Tensor, right: Tensor) -> Tensor:
-    """Return Σ_n (Uᵀ D_n V) ∘ (Uᵀ D_n V), the sum behind the EK-FAC eigenvalues.
+    """Return Σ_n (Uᵀ D_n V) ∘ (Uᵀ D_n V), the sum behind the EK-FAC eigenvalues, (groups, O, K).
 
-    Args:
-        layer: A linear or convolutional layer.
-        xs: Its input at each use.
-        gs: The gradient at its output at each use.
-        left: Rotation U (groups, O, O) of the outputs.
-        right: Rotation V (groups, K, K) of the patch columns.
-
-    Returns:
-        Squares (groups, O, K) in the rotated coordinates.
+    `left` is the rotation U (groups, O, O) of the outputs, `right` the rotation V (groups, K, K) of the columns of `a`.
     """
     shape = geometry(layer)
     images, gradients, positions = _pairs(shape, xs, gs)
@@ -316,14 +241,14 @@ def _chunks(samples: int, floats_per_sample: int) -> Iterator[slice]:
 
 
 def _join(rows: list[Tensor]) -> Tensor:
-    """Concatenate the positions of all uses; the usual single use is not copied."""
+    """Concatenate the positions of all uses, without a copy if there is one use."""
     return rows[0] if len(rows) == 1 else torch.cat(rows, 2)
 
 
 def _row_squares(groups: int, rows: Tensor) -> Tensor:
     """Return Σ_c x² per group of channels, (N, *spatial, groups)."""
     parts = [rows[part] for part in _chunks(len(rows), rows[:1].numel())]
-    return torch.cat([split_last(part, groups, -1).square().sum(-1) for part in parts])
+    return torch.cat([part.unflatten(-1, (groups, -1)).square().sum(-1) for part in parts])
 
 
 def _sample_gradients(shape: Geometry, images: Sequence[Tensor], gradients: Sequence[Tensor], part: slice) -> Tensor:
@@ -331,12 +256,12 @@ def _sample_gradients(shape: Geometry, images: Sequence[Tensor], gradients: Sequ
 
     Only the trailing spatial axes are unfolded: the rows of a first-axis tap are then a slice of that.
     """
-    total: Tensor | None = None
+    each = []
     for x, gradient in zip(images, gradients, strict=True):
         g = gradient_rows(shape, gradient[part])
         height = shape.positions(x)[0]
         slab = windows(shape, pad(shape, x[part]), first=1)
-        slab = split_last(slab, shape.groups, shape.channels).movedim(-2, 0).contiguous()
+        slab = slab.unflatten(-1, (shape.groups, shape.channels)).movedim(-2, 0).contiguous()
         blocks = []
         for tap in range(shape.kernel[0]):
             start = tap * shape.dilation[0]
@@ -344,10 +269,8 @@ def _sample_gradients(shape: Geometry, images: Sequence[Tensor], gradients: Sequ
             blocks.append(g.mT @ visited.reshape(*g.shape[:3], shape.inputs // shape.kernel[0]))
         if shape.bias:
             blocks.append(g.sum(2).unsqueeze(-1))
-        d = blocks[0] if len(blocks) == 1 else torch.cat(blocks, -1)
-        total = d if total is None else total.add_(d)
-    assert total is not None
-    return total
+        each.append(blocks[0] if len(blocks) == 1 else torch.cat(blocks, -1))
+    return functools.reduce(Tensor.add_, each)
 
 
 def _mix(weights: Tensor, rows: Tensor) -> Tensor:
@@ -366,7 +289,7 @@ def _add_symmetric(total: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 def _block_rows(size: int) -> list[slice]:
-    # Widths that are no multiple of the product's inner tile cost up to a quarter of its speed.
+    # Widths that are not a multiple of the product's inner tile cost up to a quarter of its speed.
     width = SYMMETRIC_WIDTH * max(1, round(size / SYMMETRIC_WIDTH / SYMMETRIC_BLOCKS))
     return [slice(start, min(start + width, size)) for start in range(0, size, width)]
 
@@ -384,4 +307,4 @@ def _has_spectral_gram(shape: Geometry, image: Tensor) -> bool:
     zeros = shape.padding == ((1, 1), (1, 1)) and shape.padding_mode == "constant"
     if not (same and zeros and shape.groups == 1):
         return False
-    return spectrum_floats(image.shape[1], image.shape[2], shape.channels) <= SPECTRUM_FLOATS
+    return (image.shape[1] + REACH) * (image.shape[2] + REACH) * shape.channels**2 // 2 <= SPECTRUM_FLOATS

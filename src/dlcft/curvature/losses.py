@@ -1,13 +1,14 @@
 """Losses: a value, and the output gradients from which curvature is made.
 
 `output_grads` returns vectors v with `Σ_draws E[v vᵀ] = ∂²ℓ/∂f²`, the Hessian of the loss in the network's outputs.
-Propagated back through the network they give the Gauss-Newton matrix (the true Fisher, never the one of the labels).
+Propagated back through the network they give the Gauss-Newton matrix: the true Fisher, not that of the labels.
 """
 
 from __future__ import annotations
 
 import abc
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +16,10 @@ from torch import Tensor
 
 
 class Loss(abc.ABC):
-    """What a network's outputs cost; nothing about networks."""
+    """The cost of a network's outputs."""
+
+    is_quadratic: ClassVar[bool] = False
+    """Whether the output Hessian is the identity for all outputs."""
 
     @abc.abstractmethod
     def value(self, outputs: Tensor, labels: Tensor) -> Tensor:
@@ -28,13 +32,8 @@ class Loss(abc.ABC):
         Args:
             outputs: the network's outputs, batch × outputs.
             draws: how many to sample; None for an exact set, one per output.
-            generator: where samples come from.
+            generator: the source of the draws.
         """
-
-    @property
-    @abc.abstractmethod
-    def is_quadratic(self) -> bool:
-        """Whether the output Hessian is the identity whatever the outputs are."""
 
 
 def _check_draws(draws: int | None) -> None:
@@ -52,14 +51,14 @@ class ScaledMSE(Loss):
     """
 
     scale: float = 15.0
+    is_quadratic: ClassVar[bool] = True
 
     def value(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """See `Loss`."""
         targets = self.scale * F.one_hot(labels, outputs.shape[1]).to(outputs.dtype)
         return 0.5 * (targets - outputs).square().sum() / len(outputs)
 
     def output_grads(self, outputs: Tensor, draws: int | None, generator: torch.Generator | None) -> Tensor:
-        """`v ~ N(0, I)`, or the unit vectors."""
+        """`v ~ N(0, I)`; exactly, the unit vectors."""
         _check_draws(draws)
         if draws is None:
             identity = torch.eye(outputs.shape[1], dtype=outputs.dtype, device=outputs.device)
@@ -68,22 +67,16 @@ class ScaledMSE(Loss):
         noise: Tensor = torch.randn(shape, generator=generator, dtype=torch.float32).to(outputs)
         return noise / float(draws**0.5)
 
-    @property
-    def is_quadratic(self) -> bool:
-        """True."""
-        return True
-
 
 @dataclass(frozen=True)
 class CrossEntropy(Loss):
     """Softmax cross-entropy."""
 
     def value(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """See `Loss`."""
         return F.cross_entropy(outputs, labels)
 
     def output_grads(self, outputs: Tensor, draws: int | None, generator: torch.Generator | None) -> Tensor:
-        """`v = p − onehot(ŷ)` with `ŷ ~ p` from the model itself, or `√p_c (p − e_c)` for every output c."""
+        """`v = p − onehot(ŷ)` with `ŷ ~ p` drawn from the model; exactly, `√p_c (p − e_c)` for every output c."""
         _check_draws(draws)
         p = outputs.softmax(1)
         identity = torch.eye(outputs.shape[1], dtype=p.dtype, device=p.device)
@@ -92,11 +85,6 @@ class CrossEntropy(Loss):
         sampled = torch.multinomial(p.float().cpu(), draws, replacement=True, generator=generator).to(p.device)
         grads: Tensor = (p - identity[sampled.T]) / draws**0.5
         return grads
-
-    @property
-    def is_quadratic(self) -> bool:
-        """False."""
-        return False
 
 
 LOSSES: dict[str, type[Loss]] = {"mse": ScaledMSE, "cross-entropy": CrossEntropy}

@@ -1,17 +1,16 @@
-"""The memory of past data: where the parameters were, and how their loss rises around that point."""
+"""The memory of past data: an anchor, and a quadratic model of the old loss around it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from dlcft.curvature.blocks import Tensors, pad
 from dlcft.curvature.form import Curvature
-
-Tensors = dict[str, Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,10 +19,10 @@ class Memory:
 
     Attributes:
         anchor: θ̄, the parameters after the last task (the paper's θ_{t−1}).
-        curvature: H, of the mean loss of everything remembered.
-        weight: how much is remembered: tasks (the paper's t−1) or samples.
-        gradient: ḡ, of the mean loss at the anchor; None where it is taken to be zero, as the paper does. Training that
-            stops early does not reach a minimum, so it matters.
+        curvature: H, of the mean loss over all remembered data.
+        weight: the number of remembered tasks (the paper's t−1), or of samples.
+        gradient: ḡ, of the mean loss at the anchor; None to take it as zero, as the paper does. It is not zero where
+            training has stopped before the minimum.
     """
 
     anchor: Tensors
@@ -32,7 +31,7 @@ class Memory:
     gradient: Tensors | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be a memory."""
+        """Check the weight and the anchor."""
         if not self.weight > 0:
             raise ValueError(f"weight is {self.weight}; it must be positive.")
         missing = set(self.curvature.names) - self.anchor.keys()
@@ -42,7 +41,7 @@ class Memory:
     def penalty(self, params: Mapping[str, Tensor], *, first_order: bool = True) -> Tensor:
         """`ḡᵀd + ½ dᵀHd`, differentiable in the parameters.
 
-        Without a stored gradient, or with `first_order=False`, it is the second term alone.
+        Without a stored gradient, or with `first_order=False`, the first term is left out.
         """
         delta = self._delta(params)
         value = 0.5 * self.curvature.quad(delta)
@@ -52,7 +51,7 @@ class Memory:
 
     @torch.no_grad()
     def predicted_increase(self, params: Mapping[str, Tensor]) -> float:
-        """How much worse the mean loss on all remembered data is at `params` than at the anchor, without that data."""
+        """By how much the mean loss on all remembered data is higher at `params` than at the anchor."""
         return float(self.penalty(params))
 
     @torch.no_grad()
@@ -66,10 +65,10 @@ class Memory:
         """The memory after one more task: `ḡ ← (w̄(ḡ + Hd) + w ∇L)/(w̄ + w)`, H merged, the anchor moved to `params`.
 
         Args:
-            params: where training has ended.
+            params: the parameters after training.
             curvature: of the new task's mean loss there.
             weight: of the new task.
-            gradient: of the new task's mean loss there; None leaves the first-order term out.
+            gradient: of the new task's mean loss there; None to drop the first-order term.
         """
         merged = self.curvature.merge(curvature, self.weight, weight)
         carried = None
@@ -95,28 +94,11 @@ class Memory:
     def grow(self, names: tuple[str, ...], outputs: int) -> Memory:
         """The memory after the layer with parameters `names` has got new outputs with zero weights."""
 
-        def padded(tensors: Tensors | None) -> Tensors | None:
-            if tensors is None:
-                return None
-            return {
-                n: torch.cat([t, t.new_zeros(outputs - len(t), *t.shape[1:])]) if n in names else t
-                for n, t in tensors.items()
-            }
+        def padded(tensors: Tensors) -> Tensors:
+            return tensors | {n: pad(t, 0, outputs) for n, t in tensors.items() if n in names}
 
-        anchor = padded(self.anchor)
-        assert anchor is not None
-        return replace(
-            self, anchor=anchor, curvature=self.curvature.grow(names, outputs), gradient=padded(self.gradient)
-        )
-
-    def to(self, *args: Any, **kwargs: Any) -> Memory:
-        """On another device or in another dtype, as `Tensor.to`."""
-
-        def moved(tensors: Tensors) -> Tensors:
-            return {name: t.to(*args, **kwargs) for name, t in tensors.items()}
-
-        gradient = None if self.gradient is None else moved(self.gradient)
-        return Memory(moved(self.anchor), self.curvature.to(*args, **kwargs), self.weight, gradient)
+        gradient = None if self.gradient is None else padded(self.gradient)
+        return Memory(padded(self.anchor), self.curvature.grow(names, outputs), self.weight, gradient)
 
     def state(self) -> tuple[Tensors, dict[str, Any]]:
         """Tensors, and a header that JSON can hold."""
@@ -137,9 +119,7 @@ class Memory:
         return cls(part("anchor"), curvature, header["weight"], part("gradient") if header["first_order"] else None)
 
     def _delta(self, params: Mapping[str, Tensor]) -> Tensors:
-        missing = [name for name in self.curvature.names if name not in params]
-        if missing:
-            raise ValueError(f"the memory covers {missing[0]!r}, which was not given.")
+        self.curvature.check(params)
         for name in self.curvature.names:
             if params[name].shape != self.anchor[name].shape:
                 raise ValueError(

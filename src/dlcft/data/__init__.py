@@ -1,1 +1,1 @@
-"""What users hand in, brought to one form."""
+"""The user's data: files, images, labels and samples, fetched in batches."""

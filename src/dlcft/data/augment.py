@@ -1,4 +1,4 @@
-"""Random changes of image batches (N×C×H×W), on their device, each sample its own, reproducible by a generator."""
+"""Random changes of image batches (N × C × H × W), drawn for each sample from a generator, on the batch's device."""
 
 from __future__ import annotations
 
@@ -17,65 +17,37 @@ _TRIES = 10  # windows drawn for a resized crop before one is cut to fit, as tor
 
 
 def random_window(x: Tensor, size: int, generator: torch.Generator) -> Tensor:
-    """A `size` × `size` window of each image, every position equally likely.
-
-    Raises:
-        ValueError: when x is not a batch of images at least as large.
-    """
-    _check_images(x)
+    """A `size` × `size` window of each image, every position equally likely."""
     if not 1 <= size <= min(x.shape[2:]):
         raise ValueError(f"cannot take a window of {size} pixels from images of {tuple(x.shape[2:])}.")
     return _windows(x, size, size, generator)
 
 
 def random_crop(x: Tensor, padding: int, generator: torch.Generator) -> Tensor:
-    """Pad with `padding` zeros on each side (zeros of the values given: crop before normalising), crop to the old size.
-
-    Raises:
-        ValueError: when x is not a batch of images or the padding negative.
-    """
-    _check_images(x)
-    if padding < 0:
-        raise ValueError(f"padding is {padding}; it must not be negative.")
+    """Pad each side with `padding` zeros and crop to the old size; crop before normalising, so that zero is black."""
     return _windows(F.pad(x, (padding,) * 4), x.shape[2], x.shape[3], generator)
 
 
 def random_flip(x: Tensor, generator: torch.Generator) -> Tensor:
-    """Mirror each image left to right with probability one half.
-
-    Raises:
-        ValueError: when x is not a batch of images.
-    """
-    _check_images(x)
+    """Mirror each image left to right with probability one half."""
     flipped = _uniform((len(x),), x, generator) < 0.5
     return torch.where(flipped[:, None, None, None], x.flip(-1), x)
 
 
 def random_resized_crop(
-    x: Tensor,
-    size: int,
-    scale: tuple[float, float],
-    ratio: tuple[float, float],
-    generator: torch.Generator,
+    x: Tensor, size: int, scale: tuple[float, float], ratio: tuple[float, float], generator: torch.Generator
 ) -> Tensor:
-    """A window of random area and aspect ratio of each image, resized to `size` × `size`, bilinear with antialiasing.
+    """A random window of each image, resized to `size` × `size`, bilinear with antialiasing.
 
     Args:
         x: images.
-        size: of the result.
+        size: height and width of the result.
         scale: least and largest share of the area.
         ratio: least and largest width / height; uniform in its logarithm.
-        generator: where draws come from.
-
-    Raises:
-        ValueError: when x is not a batch of images, the size not positive or a range not one of positive numbers.
+        generator: the source of randomness.
     """
-    _check_images(x)
-    if size < 1 or not 0 < scale[0] <= scale[1] <= 1 or not 0 < ratio[0] <= ratio[1]:
-        raise ValueError(
-            f"size {size}, scale {scale}, ratio {ratio}: size must be at least 1, scale two rising numbers in (0, 1], "
-            "ratio two rising positive numbers."
-        )
+    if size < 1:
+        raise ValueError(f"cannot resize images to {size} pixels; at least 1 is needed.")
     top, left, height, width = _boxes(x, scale, ratio, generator)
     images = x if x.is_floating_point() else x.float()
     down = _resizing(top, height, x.shape[2], size).to(images.dtype)
@@ -86,38 +58,13 @@ def random_resized_crop(
     return resized.round().clamp(0, 255).to(x.dtype)
 
 
-def compose(*transforms: Transform) -> Transform:
-    """One after another, from left to right."""
-
-    def composed(x: Tensor, generator: torch.Generator) -> Tensor:
-        for transform in transforms:
-            x = transform(x, generator)
-        return x
-
-    return composed
-
-
-def _flip(number: int | None) -> Transform | None:
-    return random_flip if number is None else None
-
-
-def _crop(number: int | None) -> Transform | None:
-    return None if number is None else lambda x, generator: random_crop(x, number, generator)
-
-
-def _window(number: int | None) -> Transform | None:
-    return None if number is None else lambda x, generator: random_window(x, number, generator)
-
-
-def _resized_crop(number: int | None) -> Transform:
-    return lambda x, generator: random_resized_crop(x, number or x.shape[2], (0.08, 1.0), (3 / 4, 4 / 3), generator)
-
-
-STEPS: dict[str, Callable[[int | None], Transform | None]] = {
-    "crop": _crop,
-    "flip": _flip,
-    "window": _window,
-    "resized-crop": _resized_crop,
+_STEPS: dict[str, Callable[[str], Transform]] = {  # a pattern, and the step for the number in it
+    r"flip()": lambda _: random_flip,
+    r"crop(\d+)": lambda padding: lambda x, generator: random_crop(x, int(padding), generator),
+    r"window(\d+)": lambda size: lambda x, generator: random_window(x, int(size), generator),
+    r"resized-crop(\d*)": lambda size: (
+        lambda x, generator: random_resized_crop(x, int(size or x.shape[2]), (0.08, 1.0), (3 / 4, 4 / 3), generator)
+    ),
 }
 _ACCEPTED = "none, or joined by +: crop<padding>, flip, window<size>, resized-crop or resized-crop<size>"
 
@@ -126,8 +73,8 @@ _ACCEPTED = "none, or joined by +: crop<padding>, flip, window<size>, resized-cr
 class Augmentation:
     """Augmentation by name: `none`, or steps joined by `+`, for example `crop4+flip` (the paper's for CIFAR-100).
 
-    `crop4` pads by 4 zeros and crops, `flip` mirrors, `window224` takes a window (MIT-67), `resized-crop` (of area
-    0.08 to 1 and ratio 3/4 to 4/3) keeps the size or, `resized-crop224`, changes it.
+    `crop4` pads by 4 zeros and crops; `flip` mirrors; `window224` takes a window (MIT-67); `resized-crop` takes one of
+    area 0.08 to 1 and ratio 3/4 to 4/3 and resizes it to the old size, `resized-crop224` to 224 × 224.
 
     Raises:
         ValueError: when a step is unknown.
@@ -141,28 +88,25 @@ class Augmentation:
     name: str = "none"
 
     def __post_init__(self) -> None:
-        """Refuse unknown names before any data is there."""
+        """Check the name before any data is there."""
         self._steps()
 
     def __call__(self, x: Tensor, generator: torch.Generator) -> Tensor:
-        """A changed copy of x."""
-        return compose(*self._steps())(x, generator)
+        """The changed images; x itself stays as it is."""
+        for step in self._steps():
+            if x.dim() != 4:
+                raise ValueError(f"x has shape {tuple(x.shape)}; a batch of images (N × C × H × W) is needed.")
+            x = step(x, generator)
+        return x
 
     def _steps(self) -> list[Transform]:
         steps = []
         for word in [] if self.name == "none" else self.name.split("+"):
-            match = re.fullmatch(r"([a-z-]+)(\d*)", word)
-            make = STEPS.get(match[1]) if match else None
-            step = make(int(match[2]) if match[2] else None) if make and match else None
-            if step is None:
+            found = [make(match[1]) for pattern, make in _STEPS.items() if (match := re.fullmatch(pattern, word))]
+            if not found:
                 raise ValueError(f"unknown augmentation {word!r} in {self.name!r}; accepted: {_ACCEPTED}.")
-            steps.append(step)
+            steps += found
         return steps
-
-
-def _check_images(x: Tensor) -> None:
-    if x.dim() != 4:
-        raise ValueError(f"x has shape {tuple(x.shape)}; a batch of images (N × C × H × W) is needed.")
 
 
 def _uniform(shape: tuple[int, ...], x: Tensor, generator: torch.Generator) -> Tensor:

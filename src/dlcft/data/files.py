@@ -1,10 +1,13 @@
-"""Data in files: image folders, tables of image files or texts, numpy's archives; nothing is loaded too early."""
+"""Files: image folders, tables and numpy's files, read only when needed; writing a file whole or not at all."""
 
 from __future__ import annotations
 
 import csv
 import io
 import os
+import secrets
+import struct
+import sys
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -21,16 +24,12 @@ _SPLITS = {"train", "training", "val", "valid", "validation", "test"}
 
 
 def read_inputs(path: str | Path, *, text: bool = False) -> Any:
-    """Image files, or an array, of a folder of images, an image, a .csv, .npz or .npy file.
+    """The inputs in a folder of images, an image, a .csv, .npz or .npy file: paths of images, texts, or an array.
 
     With `text`, a .csv file holds texts, and images are refused.
-
-    Raises:
-        ValueError: when it is none of these.
     """
-    path = existing(path)
+    path = _existing_of_kind(path, text)
     kind = path.suffix.lower()
-    _refuse_images(path, text)
     if path.is_dir():
         return _images_below(path)
     if kind in EXTENSIONS:
@@ -43,18 +42,13 @@ def read_inputs(path: str | Path, *, text: bool = False) -> Any:
         try:
             return np.load(path, mmap_mode="r", allow_pickle=False)
         except (ValueError, EOFError) as error:
-            raise ValueError(f"cannot read {path} ({error}); give what np.save wrote of numbers.") from error
+            raise ValueError(f"cannot read {path} ({error}); give numbers that np.save wrote.") from error
     raise ValueError(f"cannot read inputs from {path}; give a folder of images, an image, a .csv, .npz or .npy file.")
 
 
 def read_labelled(path: str | Path, *, text: bool = False) -> tuple[Any, Any]:
-    """Inputs and labels of an image folder, a .csv or an .npz file; with `text`, a .csv holds texts.
-
-    Raises:
-        ValueError: when it is none of these.
-    """
-    path = existing(path)
-    _refuse_images(path, text)
+    """Inputs and labels of an image folder, a .csv or an .npz file; with `text`, a .csv holds texts."""
+    path = _existing_of_kind(path, text)
     if path.is_dir():
         return read_folder(path)
     if path.suffix.lower() == ".csv":
@@ -62,68 +56,53 @@ def read_labelled(path: str | Path, *, text: bool = False) -> tuple[Any, Any]:
         return inputs, labels
     if path.suffix.lower() == ".npz":
         return read_npz(path)
-    raise ValueError(
-        f"cannot read labelled data from {path}; give a folder with one folder a class, a .csv or an .npz."
-    )
+    accepted = "a folder with one folder a class, a .csv or an .npz"
+    raise ValueError(f"cannot read labelled data from {path}; give {accepted}.")
 
 
 def read_folder(folder: Path) -> tuple[list[Path], list[str]]:
-    """Image files `<folder>/<class>/**/*` and their classes.
-
-    Raises:
-        ValueError: when images lie outside of a class's folder, or a class has none.
-    """
+    """Image files `<folder>/<class>/**/*` and their classes."""
     classes = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith((".", "__")))
     loose = sorted(path.name for path in folder.iterdir() if path.suffix.lower() in EXTENSIONS)
     if loose or not classes:
         held = f"the image {loose[0]} outside of a class" if loose else "no folders"
         raise ValueError(f"the image folder {folder} holds {held}; one folder a class with its images is needed.")
     if {path.name.lower() for path in classes} <= _SPLITS:
-        raise ValueError(
-            f"the image folder {folder} holds {', '.join(path.name for path in classes)}, which are no classes; give "
-            f"one of them, such as {classes[0]}."
-        )
+        splits = ", ".join(path.name for path in classes)
+        given = f"the image folder {folder} holds {splits}, which are no classes"
+        raise ValueError(f"{given}; give one of them, such as {classes[0]}.")
     files = {path.name: _images_below(path) for path in classes}
     return [file for found in files.values() for file in found], [name for name in files for _ in files[name]]
 
 
 def read_table(path: Path, columns: tuple[str, ...]) -> tuple[list[Any], ...]:
-    """Columns of a .csv file with a header; `path` is relative to the file's folder. Labels are strings.
-
-    Raises:
-        ValueError: when it is no such file, or a column or value is missing.
-    """
+    """Columns of a .csv file with a header; `path` is relative to the file's folder. Labels are strings."""
     try:
-        return _read_table(path, columns)
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            text = file.read()
+        reader = csv.DictReader(io.StringIO(text.lstrip(), newline=""))
+        header = reader.fieldnames or ()
+        rows = [(reader.line_num, row) for row in reader]
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not written in UTF-8 ({error.reason}); save it so.") from error
+        raise ValueError(f"{path} is not written in UTF-8 ({error.reason}); save it in UTF-8.") from error
     except csv.Error as error:
         raise ValueError(f"cannot read {path} ({error}); give a .csv with a header.") from error
-
-
-def _read_table(path: Path, columns: tuple[str, ...]) -> tuple[list[Any], ...]:
-    found: tuple[list[Any], ...] = tuple([] for _ in columns)
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        text = file.read()
-    reader = csv.DictReader(io.StringIO(text.lstrip(), newline=""))
-    before = text[: len(text) - len(text.lstrip())].count("\n")  # blank lines
-    header = reader.fieldnames or ()
     missing = [name for name in columns if name not in header]
     if missing == ["path"] and "text" in header:
-        raise ValueError(
-            f"{path} holds texts, and this backbone reads images; take a text encoder (hf:NAME), or one of your "
-            "own with a tokenizer."
-        )
+        given = f"{path} holds texts, and this backbone reads images"
+        raise ValueError(f"{given}; take a text encoder (hf:NAME), or one of your own with a tokenizer.")
     repeated = [name for name in columns if header.count(name) > 1]
     if repeated:
-        raise ValueError(f"{path} has the column {repeated[0]} more than once; which one is meant cannot be told.")
+        raise ValueError(f"{path} has the column {repeated[0]} more than once; keep one of them.")
     if missing:
         there = f"has the columns {header}" if header else "is empty"
         raise ValueError(f"{path} {there}; the columns {', '.join(columns)} are needed.")
-    for row in reader:
-        place = f"line {before + reader.line_num} of {path}"
+    found: tuple[list[Any], ...] = tuple([] for _ in columns)
+    blank_lines = text[: len(text) - len(text.lstrip())].count("\n")
+    for line, row in rows:
+        place = f"line {blank_lines + line} of {path}"
         if None in row:
-            raise ValueError(f"{place} has more fields than the header; put what holds a comma in quotes.")
+            raise ValueError(f"{place} has more fields than the header; put a value with a comma in quotes.")
         for name, values in zip(columns, found, strict=True):
             value = (row[name] or "").strip()
             if not value:
@@ -137,10 +116,7 @@ def _read_table(path: Path, columns: tuple[str, ...]) -> tuple[list[Any], ...]:
 def read_npz(path: Path, *, labelled: bool = True) -> tuple[Any, Any]:
     """The arrays x and y (or images and labels, or data and targets) of an .npz file; y is None if not `labelled`.
 
-    What `np.savez` wrote is memory-mapped; `np.savez_compressed` packs an array as a whole, so it is loaded as one.
-
-    Raises:
-        ValueError: when the file is broken or has other names.
+    Arrays of `np.savez` are memory-mapped; those of `np.savez_compressed` are loaded.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -156,68 +132,76 @@ def read_npz(path: Path, *, labelled: bool = True) -> tuple[Any, Any]:
 
 
 def existing(path: str | Path) -> Path:
-    """The path, with `~` expanded.
-
-    Raises:
-        ValueError: when nothing is there.
-    """
+    """The path of a file or folder that exists, with `~` expanded."""
     path = Path(path).expanduser()
     if not os.path.exists(path):  # Path.exists fails for text too long to be a path
         raise ValueError(f"there is no file or folder {path}; give the path of one that exists.")
     return path
 
 
-def _refuse_images(path: Path, text: bool) -> None:
+def _existing_of_kind(path: str | Path, text: bool) -> Path:
+    path = existing(path)
     if text and (path.is_dir() or path.suffix.lower() in EXTENSIONS):
         raise ValueError(f"{path} holds images, and this backbone reads texts; give a .csv with a column text.")
+    return path
 
 
 def _images_below(folder: Path) -> list[Path]:
-    images = (path for path in folder.rglob("*") if path.suffix.lower() in EXTENSIONS)
-    found = sorted(path for path in images if not _hidden(path.relative_to(folder)) and path.is_file())
+    images = (path for path in folder.rglob("*") if path.suffix.lower() in EXTENSIONS and path.is_file())
+    found = sorted(path for path in images if not any(part[0] == "." for part in path.relative_to(folder).parts))
     if not found:
         raise ValueError(f"the folder {folder} holds no images; {', '.join(EXTENSIONS)} files are read.")
     return found
 
 
-def _hidden(path: Path) -> bool:
-    """Whether it, or a folder that it is in, begins with a dot."""
-    return any(part[0] == "." for part in path.parts)
+@contextmanager
+def new_file(path: Path, mode: str = "xb", **options: str) -> Iterator[Any]:
+    """A file to write to (mode "xb" or "x"), which replaces the one at `path` when all is on disk, or not at all."""
+    temporary = path.parent / f".dlcft-{secrets.token_hex(8)}.tmp"
+    try:
+        with open(temporary, mode, **options) as file:  # type: ignore[call-overload]
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        if sys.platform != "win32":  # which can neither open a directory nor needs to
+            descriptor = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 @contextmanager
 def written_whole(path: Path, errors: str = "strict") -> Iterator[TextIO]:
-    """A text file of which all is written or nothing; a link stays one, and a pipe or terminal is written as it is.
-
-    Raises:
-        ValueError: when it is a folder.
-    """
+    """As `new_file`, for text, in a folder that need not exist; a link stays one, a pipe or terminal is written to."""
     if path.is_dir():
         raise ValueError(f"{path} is a folder; a file is needed.")
     path = path.resolve()
-    options: dict[str, Any] = {"newline": "", "encoding": "utf-8", "errors": errors}
     if path.exists() and not path.is_file():
-        with path.open("w", **options) as file:
+        with path.open("w", newline="", encoding="utf-8", errors=errors) as file:
             yield file
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with draft.open("w", **options) as file:
-            yield file
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
+    with new_file(path, "x", newline="", encoding="utf-8", errors=errors) as file:
+        yield file
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file by `written_whole`."""
+    with written_whole(path) as file:
+        file.write(text)
 
 
 def _member(path: Path, archive: zipfile.ZipFile, name: str) -> np.ndarray[Any, Any]:
-    """One array of an .npz file, memory-mapped where it lies there as it is in memory."""
+    """One array of an .npz file, memory-mapped unless it is compressed."""
     info = archive.getinfo(f"{name}.npy")
     readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     with path.open("rb") as file:
         file.seek(info.header_offset + 26)  # two lengths end a member's header; they differ from those in `info`
-        lengths = file.read(4)
-        file.seek(int.from_bytes(lengths[:2], "little") + int.from_bytes(lengths[2:], "little"), 1)
+        file.seek(sum(struct.unpack("<HH", file.read(4))), os.SEEK_CUR)
         if info.compress_type == zipfile.ZIP_STORED:
             reader = readers.get(np.lib.format.read_magic(file))
             if reader is not None:

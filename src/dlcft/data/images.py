@@ -22,27 +22,27 @@ if TYPE_CHECKING:
 EXTENSIONS = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 _CHANNELS = (1, 3, 4)  # grey, colour, colour with transparency
 _MODES = {"bilinear": "bilinear", "bicubic": "bicubic", "nearest": "nearest-exact"}
-_PIXELS = 20.0  # above this floats are meant as 0 to 255, not as 0 to 1
+_PIXELS = 20.0  # floats above this are taken for 0 to 255, not 0 to 1
 _LUMINANCE = (0.299, 0.587, 0.114)  # as Pillow turns colour into grey (ITU-R 601-2)
 
 
 @dataclass(frozen=True)
 class Preprocess:
-    """What happens to images before a network sees them; it is stored with what was learned and applied to predict.
+    """How images are prepared for a network; saved with the learner and applied again to predict.
 
     Images of uint8 become float in [0, 1]; then channels, size and normalisation change, each only if set.
 
     Args:
         size: height and width to stretch to (with antialiasing).
-        mean: what to subtract, one number or one a channel; with `std`.
-        std: what to divide by then.
+        mean: subtracted from the values; one number, or one a channel; with `std`.
+        std: the values are divided by it then.
         interpolation: "bilinear", "bicubic" or "nearest".
         channels: 1 (grey) or 3 (colour).
         layout: "first" (N × C × H × W), "last" (N × H × W × C), or "auto": last if only the last axis can be one of
             1, 3 or 4 channels.
 
     Raises:
-        ValueError: when a field has no meaning.
+        ValueError: when a field is not as described.
 
     Example:
         >>> preprocess = Preprocess(size=(4, 4), mean=(0.5,), std=(0.25,), channels=3)
@@ -60,7 +60,7 @@ class Preprocess:
     layout: str = "auto"
 
     def __post_init__(self) -> None:
-        """Refuse what has no meaning before any data is there."""
+        """Check the fields before any data is there."""
         for name in ("size", "mean", "std"):
             value = getattr(self, name)
             if not (value is None or (isinstance(value, tuple) and all(type(v) in (int, float) for v in value))):
@@ -68,9 +68,8 @@ class Preprocess:
         if self.size is not None and (len(self.size) != 2 or any(type(v) is not int or v < 1 for v in self.size)):
             raise ValueError(f"size is {self.size!r}; it must be two positive integers, height and width.")
         if (self.mean is None) != (self.std is None) or len(self.mean or ()) != len(self.std or ()):
-            raise ValueError(
-                f"mean is {self.mean!r} and std is {self.std!r}; give both, of the same length, or neither."
-            )
+            given = f"mean is {self.mean!r} and std is {self.std!r}"
+            raise ValueError(f"{given}; give both, of the same length, or neither.")
         if self.std is not None and not (self.std and all(0 < v < float("inf") for v in self.std)):
             raise ValueError(f"std is {self.std!r}; it must be positive finite numbers.")
         if self.interpolation not in _MODES:
@@ -81,11 +80,7 @@ class Preprocess:
             raise ValueError(f"layout is {self.layout!r}; it must be 'auto', 'first' or 'last'.")
 
     def __call__(self, x: Input) -> Input:
-        """A batch of inputs with its images prepared; what is no image stays as it is.
-
-        Raises:
-            ValueError: when images are asked for and x is none, or its channels or layout do not fit.
-        """
+        """A batch of inputs with its images prepared; other tensors stay as they are."""
         if not isinstance(x, Tensor):
             return tree_map(lambda t: self._prepared(t) if _is_image(t) else t, x)  # type: ignore[no-any-return]
         expects = self.size is not None or self.mean is not None or self.channels is not None
@@ -96,7 +91,7 @@ class Preprocess:
         return x
 
     def resized(self, x: Tensor) -> Tensor:
-        """Images N × C × H × W as floats of the channels and size asked for."""
+        """Images N × C × H × W as floats, with `channels` channels and of size `size`."""
         images = x.float() / 255 if x.dtype == torch.uint8 else x
         images = _with_channels(images, self.channels)
         if self.size is None or tuple(images.shape[2:]) == self.size:
@@ -106,11 +101,7 @@ class Preprocess:
         return images.clamp(0, 1) if x.dtype == torch.uint8 else images  # bicubic overshoots
 
     def normalised(self, x: Tensor) -> Tensor:
-        """`(x − mean) / std` by channel.
-
-        Raises:
-            ValueError: when there are neither one nor as many numbers as channels.
-        """
+        """`(x − mean) / std` by channel."""
         if self.mean is None or self.std is None:
             return x
         if len(self.mean) not in (1, x.shape[1]):
@@ -119,16 +110,12 @@ class Preprocess:
         return (x - mean) / std
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON holds it."""
+        """The fields, as JSON."""
         return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self).items()}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Preprocess:
-        """The inverse of `to_dict`.
-
-        Raises:
-            ValueError: when a key is unknown.
-        """
+        """The inverse of `to_dict`."""
         known = [field.name for field in fields(cls)]
         unknown = [name for name in values if name not in known]
         if unknown:
@@ -144,44 +131,29 @@ class Preprocess:
 
 
 class UnitImages(Preprocess):
-    """As `Preprocess`, for images that are normalised later, by a mean in [0, 1]: floats up to 255 are a mistake."""
+    """As `Preprocess`, for images that are normalised later by a mean in [0, 1]: rejects floats up to 255."""
 
     def resized(self, x: Tensor) -> Tensor:
-        """See `Preprocess`.
-
-        Raises:
-            ValueError: when floats are far larger.
-        """
         if x.is_floating_point() and x.numel() and x.max() > _PIXELS:
             raise ValueError(f"images are floats up to {float(x.max()):.4g}; give floats in [0, 1], or uint8.")
         return super().resized(x)
 
 
 def read_image(path: str | Path, channels: int | None = None) -> Tensor:
-    """An image file as uint8, C × H × W, upright: colour, or grey if `channels` is 1.
+    """An image file as uint8, C × H × W, turned upright; in colour, or grey if `channels` is 1."""
+    from PIL import Image, ImageOps
 
-    Raises:
-        ValueError: when the file is missing, broken or no image.
-        ImportError: when Pillow is missing.
-    """
-    try:
-        from PIL import Image, ImageOps
-    except ImportError as error:
-        raise ImportError("reading image files needs Pillow: pip install pillow.") from error
     try:
         with Image.open(path) as file:
             return image_tensor(ImageOps.exif_transpose(file), "L" if channels == 1 else "RGB")
-    # what Pillow's decoders raise for broken, cut and oversized files
+    # Pillow's decoders raise these for broken, cut and oversized files
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise ValueError(f"cannot read the image file {path} ({error}); give a whole {_listed(EXTENSIONS)}.") from error
+        accepted = f"give a whole one ({', '.join(EXTENSIONS)})"
+        raise ValueError(f"cannot read the image file {path} ({error}); {accepted}.") from error
 
 
 def image_tensor(image: Image, mode: str | None = None) -> Tensor:
-    """A Pillow image as uint8, C × H × W, in a mode ("L", "RGB"); by default grey stays grey and the rest is colour.
-
-    Raises:
-        ValueError: when its pixels have 32 bits.
-    """
+    """A Pillow image as uint8, C × H × W, in mode "L" or "RGB"; by default only grey stays grey, others become RGB."""
     if image.mode in ("I", "F"):
         raise ValueError(f"an image of mode {image.mode!r} has pixels of 32 bits; 8 or 16 are accepted")
     if image.mode.startswith("I;16"):
@@ -193,7 +165,7 @@ def image_tensor(image: Image, mode: str | None = None) -> Tensor:
 
 
 def is_pillow_image(value: Any) -> bool:
-    """Whether it is a Pillow image; where Pillow was never imported nothing is."""
+    """Whether it is a Pillow image; does not import Pillow."""
     module = sys.modules.get("PIL.Image")
     return module is not None and isinstance(value, module.Image)
 
@@ -201,18 +173,15 @@ def is_pillow_image(value: Any) -> bool:
 def _is_image(x: Any) -> bool:
     if not isinstance(x, Tensor):
         return False
-    return (x.dim() == 4 and (x.is_floating_point() or x.dtype == torch.uint8)) or (
-        x.dim() == 3 and x.dtype == torch.uint8
-    )
+    return x.dim() in (3, 4) if x.dtype == torch.uint8 else x.dim() == 4 and x.is_floating_point()
 
 
 def _channels_first(x: Tensor, layout: str) -> Tensor:
     _, first, middle, last = x.shape
     if layout == "auto":
         if first in _CHANNELS and last in _CHANNELS and first == middle != last:
-            raise ValueError(
-                f"x is {_described(x)}, whose channels may be first or last; say Preprocess(layout='first' or 'last')."
-            )
+            given = f"x is {_described(x)}, whose channels may be first or last"
+            raise ValueError(f"{given}; say Preprocess(layout='first' or 'last').")
         layout = "last" if first not in _CHANNELS and last in _CHANNELS and middle > last else "first"
     return x.permute(0, 3, 1, 2).contiguous() if layout == "last" else x
 
@@ -233,7 +202,3 @@ def _with_channels(x: Tensor, channels: int | None) -> Tensor:
 
 def _described(x: Tensor) -> str:
     return f"a {str(x.dtype).removeprefix('torch.')} tensor of shape {tuple(x.shape)}"
-
-
-def _listed(words: tuple[str, ...]) -> str:
-    return f"{', '.join(words[:-1])} or {words[-1]} file"

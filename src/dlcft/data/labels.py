@@ -1,4 +1,4 @@
-"""Labels: names that a user gave, each with a fixed index."""
+"""Labels: the user's names of classes, each with a fixed index."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Label = int | str
 
 
 class Labels:
-    """Label names with a fixed index each: never renumbered, only appended to."""
+    """Label names in a fixed order: the index of a label never changes, new ones are appended."""
 
     def __init__(self, names: Sequence[Label] = ()) -> None:
         self.names = list(names)
@@ -23,15 +23,11 @@ class Labels:
         return len(self.names)
 
     def unknown(self, labels: Sequence[Label]) -> list[Label]:
-        """Those that have no index yet, sorted."""
+        """The labels without an index, sorted."""
         return sorted({label for label in labels if label not in self._index})
 
     def append(self, names: Sequence[Label]) -> Labels:
-        """With new names behind the old ones.
-
-        Raises:
-            ValueError: when integers and strings would be mixed.
-        """
+        """These labels with new ones appended."""
         return Labels(_one_kind([*self.names, *names]))
 
     def indices(self, labels: Sequence[Label]) -> Tensor:
@@ -40,12 +36,7 @@ class Labels:
 
 
 def label_names(labels: Any) -> list[Label]:
-    """Labels as plain integers or plain strings.
-
-    Raises:
-        TypeError: when they are neither.
-        ValueError: when they are no vector, not whole numbers, or of both kinds.
-    """
+    """Labels as plain integers or plain strings, not both."""
     if isinstance(labels, str | bytes | Mapping) or not isinstance(labels, Iterable):
         raise TypeError(f"labels are a {type(labels).__name__}; a list, vector or array of them is needed.")
     if isinstance(labels, Tensor | np.ndarray):
@@ -59,9 +50,9 @@ def label_names(labels: Any) -> list[Label]:
 
 def label_name(value: Any) -> Label:
     """One label as a plain integer or string; see `label_names`."""
-    if isinstance(value, Tensor | np.ndarray) and value.ndim:
-        raise ValueError(f"a label has shape {tuple(value.shape)}; an integer or a string is needed.")
     if isinstance(value, Tensor | np.generic | np.ndarray):
+        if value.ndim:
+            raise ValueError(f"a label has shape {tuple(value.shape)}; an integer or a string is needed.")
         value = value.item()
     if isinstance(value, float):
         if not value.is_integer():
@@ -69,18 +60,13 @@ def label_name(value: Any) -> Label:
         return int(value)
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise TypeError(f"a label is {value!r} of type {type(value).__name__}; an integer or a string is needed.")
-    if isinstance(value, str) and not _is_text(value):
-        raise ValueError(f"a label is {value!r}, which UTF-8 cannot hold; rename it.")
-    return int(value) if isinstance(value, int) else str(value)
-
-
-def _is_text(value: str) -> bool:
-    """Whether it can be written in UTF-8: a folder's name may be of any bytes."""
+    if isinstance(value, int):
+        return int(value)
     try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+        value.encode()  # the name of a folder may be of any bytes
+    except UnicodeEncodeError as error:
+        raise ValueError(f"a label is {value!r}, which UTF-8 cannot hold; rename it.") from error
+    return str(value)
 
 
 def _one_kind(names: list[Label]) -> list[Label]:

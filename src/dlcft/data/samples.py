@@ -1,4 +1,4 @@
-"""What a user hands in, brought to one form: samples that can be counted and fetched by index."""
+"""The user's data in one form: inputs and labels with a length, fetched by index."""
 
 from __future__ import annotations
 
@@ -12,20 +12,18 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset, default_collate
 from torch.utils.data.sampler import BatchSampler, RandomSampler, SequentialSampler, SubsetRandomSampler
 
 from dlcft.data.files import read_labelled
 from dlcft.data.images import Preprocess
-from dlcft.data.labels import Label as Label
-from dlcft.data.labels import Labels as Labels
 from dlcft.data.labels import label_name, label_names
-from dlcft.data.sources import ACCEPTED_X, Items, Part, Source, Tokenizer, fetch, fingerprint, make_items, make_source
+from dlcft.data.sources import ACCEPTED_X, Items, Part, Source, Tokenizer, fingerprint, make_source
 from dlcft.network.inputs import Input
 
 _LABEL_KEYS = ("label", "labels", "target", "targets", "y")
-_INPUT_KEYS = ("data", "image", "images", "input", "inputs", "x")  # alone beside the labels: a name without meaning
+_INPUT_KEYS = ("data", "image", "images", "input", "inputs", "x")  # a single input of such a name is passed without it
 _PASS = 64  # samples collated at a time when labels are collected
 
 
@@ -36,13 +34,13 @@ class Inputs:
         x: a tensor or array (also memory-mapped), or a tuple or dict of them; a list with one array, Pillow image or
             image file a sample; the path of a folder of images, an image, a .csv (column `path`), .npz or .npy file;
             or a `Dataset` or `DataLoader` of inputs or of (input, label) pairs.
-        preprocess: what happens to images; by default uint8 becomes float in [0, 1].
-        tokenizer: makes a list of texts into a tensor, or a dict of tensors; with it strings are texts, and a .csv has
-            a column `text`.
+        preprocess: prepares images; by default uint8 becomes float in [0, 1].
+        tokenizer: turns a list of texts into a tensor or a dict of tensors; with it strings are texts, and a .csv has a
+            column `text`.
 
     Raises:
-        TypeError: when it is something else.
-        ValueError: when it is empty or its parts do not fit.
+        TypeError: when x is something else.
+        ValueError: when x is empty, or its parts differ in length.
 
     Example:
         >>> inputs = Inputs(np.full((2, 8, 8, 3), 255, dtype=np.uint8))
@@ -65,30 +63,45 @@ class Inputs:
     def __len__(self) -> int:
         return len(self._source)
 
-    def called(self, index: int) -> str:
-        """Its file, its text, or its number."""
-        return self._source.called(index)
+    def name(self, index: int) -> str:
+        """The name of an input in a table: its file, its text, or its number."""
+        return self._source.name(index)
 
     def fetch(self, indices: Tensor) -> Input:
-        """The inputs at these positions; see `sources.fetch`."""
-        return fetch(self._source, indices)
+        """The inputs at these positions.
+
+        Raises:
+            ValueError: when one cannot be read, has another shape, or holds a number that is not finite.
+        """
+        x = self._source.fetch(indices)
+        for part in tree_leaves(x):
+            if not part.is_floating_point():
+                continue
+            # where there are several inputs, one may be a mask of −inf
+            broken = ~part.isfinite() if isinstance(x, Tensor) else part.isnan()
+            if broken.any():
+                position = int(broken.reshape(len(part), -1).any(1).nonzero()[0])
+                value = float(part[position][broken[position]].flatten()[0])
+                name = self._source.describe(int(indices[position]))
+                raise ValueError(f"{name} holds {value}; finite numbers are needed.")
+        return x
 
 
-class Samples:
-    """Inputs and labels by name, fetched in batches.
+class Samples(Inputs):
+    """Inputs with labels, fetched in batches.
 
     Args:
         data: a pair `(x, y)` with x as in `Inputs`; a dict with such a pair, or with labels among several inputs; a
             list of (input, label) pairs; a map-style `Dataset` or `DataLoader` of such pairs (or dicts); the path of a
             folder with one folder of images a class, of a .csv file with columns `path` and `label`, or of an .npz
             file with x and y (images and labels, data and targets). Labels are integers or strings; those of
-            folders and .csv files are strings. A `DataLoader` gives its data set and `collate_fn` only.
-        preprocess: what happens to images; by default uint8 becomes float in [0, 1].
+            folders and .csv files are strings. Of a `DataLoader`, only the data set and `collate_fn` are used.
+        preprocess: prepares images; by default uint8 becomes float in [0, 1].
         tokenizer: see `Inputs`.
 
     Raises:
-        TypeError: when it is something else.
-        ValueError: when it is empty, or inputs and labels do not fit.
+        TypeError: when the data is something else.
+        ValueError: when the data is empty, or inputs and labels differ in number.
 
     Example:
         >>> samples = Samples((torch.zeros(2, 5), ["cat", "dog"]))
@@ -99,39 +112,32 @@ class Samples:
     def __init__(self, data: Any, *, preprocess: Preprocess | None = None, tokenizer: Tokenizer | None = None) -> None:
         self._source, labels = _labelled(data, preprocess or Preprocess(), tokenizer)
         self.labels = label_names(labels)
+        self._fingerprint: str | None = None
         if len(self._source) != len(self.labels):
-            raise ValueError(f"there are {len(self._source)} inputs and {len(self.labels)} labels; give as many.")
+            raise ValueError(f"there are {len(self._source)} inputs and {len(self.labels)} labels; give one for each.")
         if not self.labels:
             raise ValueError("the data set is empty; at least one sample is needed.")
 
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def fetch(self, indices: Tensor) -> Input:
-        """The inputs at these positions; see `sources.fetch`."""
-        return fetch(self._source, indices)
-
-    def called(self, index: int) -> str:
-        """Its file, its text, or its number."""
-        return self._source.called(index)
-
     def part(self, indices: Tensor) -> Samples:
-        """The samples at these positions, which may occur several times."""
+        """The samples at these positions, which may repeat."""
         some = copy.copy(self)
         some._source, some.labels = Part(self._source, indices), [self.labels[index] for index in indices.tolist()]
+        some._fingerprint = None
         return some
 
     def fingerprint(self) -> str:
-        """A short hash of labels and inputs (see `sources.fingerprint`), to tell whether data is the same as before."""
-        text = json.dumps(self.labels) + fingerprint(self._source)
-        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+        """A short hash of labels and inputs (see `sources.fingerprint`), to recognise the same data; computed once."""
+        if self._fingerprint is None:
+            text = json.dumps(self.labels) + fingerprint(self._source)
+            self._fingerprint = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+        return self._fingerprint
 
 
 class Batches:
-    """Samples with label indices, batch by batch, in order and as often as asked for."""
+    """Samples and their label indices, batch by batch, in order; may be iterated repeatedly."""
 
     def __init__(
-        self, samples: Samples | Inputs, y: Tensor, size: int, device: torch.device, *, dtype: torch.dtype | None = None
+        self, samples: Inputs, y: Tensor, size: int, device: torch.device, *, dtype: torch.dtype | None = None
     ) -> None:
         self.samples, self.y, self.size, self.device, self.dtype = samples, y, size, device, dtype
 
@@ -142,7 +148,7 @@ class Batches:
 
 
 def to_device(x: Input, device: torch.device, *, dtype: torch.dtype | None = None) -> Input:
-    """Every tensor of a batch on a device, floats in a `dtype` if one is given."""
+    """A batch on a device, with its floats in `dtype` if that is given."""
 
     def moved(part: Any) -> Any:
         if not isinstance(part, Tensor):
@@ -153,13 +159,13 @@ def to_device(x: Input, device: torch.device, *, dtype: torch.dtype | None = Non
 
 
 def _labelled(data: Any, preprocess: Preprocess, tokenizer: Tokenizer | None) -> tuple[Source, Any]:
-    """Inputs, and labels as they came."""
+    """The inputs and the raw labels."""
     if isinstance(data, str | Path):
         data = read_labelled(data, text=tokenizer is not None)
     elif isinstance(data, Mapping):
         data = _split(data)
     elif isinstance(data, list) and len(data) and all(_is_pair(item) for item in data):
-        items = make_items(lambda index: data[index][0], len(data), preprocess, tokenizer)
+        items = Items(lambda index: data[index][0], len(data), preprocess, tokenizer=tokenizer)
         return items, [label for _, label in data]
     if isinstance(data, tuple | list) and len(data) == 2:
         return make_source(data[0], preprocess, tokenizer), data[1]
@@ -176,7 +182,7 @@ def _labelled(data: Any, preprocess: Preprocess, tokenizer: Tokenizer | None) ->
 
 
 def _is_pair(item: Any) -> bool:
-    """Whether it is one input with its label, not a pair of parts of several samples."""
+    """Whether it is an (input, label) pair of one sample, not a batch of inputs with their labels."""
     if not isinstance(item, tuple) or len(item) != 2:
         return False
     label = item[1]
@@ -184,7 +190,7 @@ def _is_pair(item: Any) -> bool:
 
 
 def _split(item: Any) -> tuple[Any, Any]:
-    """Input and label of a sample, or of a batch of them."""
+    """The input and the label of a sample, or of a batch."""
     if isinstance(item, tuple | list) and len(item) == 2:
         return item[0], item[1]
     if isinstance(item, Mapping):
@@ -199,28 +205,27 @@ def _split(item: Any) -> tuple[Any, Any]:
 
 
 def _unlabelled(item: Any) -> tuple[Any, Any]:
-    """The same where there may be no label."""
+    """As `_split`, with None for a label that is not there."""
     labelled = any(key in _LABEL_KEYS for key in item) if isinstance(item, Mapping) else _is_pair(item)
     return _split(item) if labelled else (item, None)
 
 
 def _dataset_of(data: Any) -> tuple[Any, Callable[[list[Any]], Any] | None]:
-    """The data set of a data set or loader, and the loader's way to make batches unless it is the usual one."""
-    dataset = _drawn(data) if isinstance(data, DataLoader) else data
+    """The data set of a data set or loader, and the loader's collate function unless it is the default."""
+    dataset, collate = (data.dataset, data.collate_fn) if isinstance(data, DataLoader) else (data, default_collate)
     if isinstance(dataset, IterableDataset) or not isinstance(dataset, Sized):
         raise TypeError(
             f"data is a {type(dataset).__name__} without an index or a length; give a map-style Dataset, or read it "
             "into tensors (x, y), a list of (input, label) pairs or an .npz file."
         )
-    usual = not isinstance(data, DataLoader) or data.collate_fn is default_collate
-    return dataset, None if usual else data.collate_fn
+    if isinstance(data, DataLoader):
+        dataset = _drawn(data)
+    return dataset, None if collate is default_collate else collate
 
 
 def _drawn(loader: DataLoader[Any]) -> Any:
-    """The data set that a loader goes through, which must be each sample once."""
+    """The data set of a loader that draws every sample once."""
     dataset, sampler, by_batch = loader.dataset, loader.sampler, loader.batch_sampler
-    if isinstance(dataset, IterableDataset):
-        return dataset
     if by_batch is None:
         raise ValueError("the DataLoader has batch_size=None and makes no batches; give its dataset.")
     if isinstance(sampler, SubsetRandomSampler):
@@ -240,12 +245,12 @@ def _dataset_source(
     split: Callable[[Any], tuple[Any, Any]],
 ) -> Source:
     if collate is None:
-        return make_items(lambda index: split(dataset[index])[0], len(dataset), preprocess, tokenizer)
+        return Items(lambda index: split(dataset[index])[0], len(dataset), preprocess, tokenizer=tokenizer)
     return Items(dataset.__getitem__, len(dataset), preprocess, collate=lambda items: split(collate(items))[0])
 
 
 def _dataset_labels(dataset: Any, collate: Callable[[list[Any]], Any] | None) -> list[Any]:
-    """The labels of a data set: those it lists, if they are those of its samples; else from a pass over it."""
+    """The labels of a data set: the listed ones if they agree with its first and last sample, else read one by one."""
     if collate is not None:
         parts = [range(len(dataset))[start : start + _PASS] for start in range(0, len(dataset), _PASS)]
         return [label for part in parts for label in label_names(_split(collate([dataset[i] for i in part]))[1])]
@@ -258,7 +263,7 @@ def _dataset_labels(dataset: Any, collate: Callable[[list[Any]], Any] | None) ->
 
 
 def _listed_labels(dataset: Any) -> list[Any] | None:
-    """The labels that a data set offers without reading its inputs."""
+    """The labels that a data set lists, found without reading its inputs; None if it lists none."""
     if isinstance(dataset, Subset):
         listed = _listed_labels(dataset.dataset)
         return None if listed is None else [listed[int(index)] for index in dataset.indices]

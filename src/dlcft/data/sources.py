@@ -1,11 +1,12 @@
-"""Where inputs come from: arrays, items read one by one, and files; each can be counted and fetched by index."""
+"""Sources of inputs: arrays, items read one by one, and files; each has a length and is fetched by index."""
 
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,76 +25,61 @@ ACCEPTED_X = (
 )
 
 
-class Source(Protocol):
+class Source(ABC):
     """Inputs by index."""
 
+    @abstractmethod
     def __len__(self) -> int: ...
 
+    @abstractmethod
     def fetch(self, indices: Tensor) -> Input:
         """The prepared inputs at these positions, as one batch."""
-        ...
 
+    @abstractmethod
     def raw(self, index: int) -> Any:
-        """One input as it was handed in."""
-        ...
+        """One input as the user gave it; the bytes of a file."""
 
     def name(self, index: int) -> str:
-        """What to call it in a sentence."""
-        ...
+        """The name of an input in a table: its file, its text, or its number."""
+        return str(index)
 
-    def called(self, index: int) -> str:
-        """What to call it in a table: its file, its text, or its number."""
-        ...
+    def describe(self, index: int) -> str:
+        """The name of an input in a sentence."""
+        return f"sample {index}"
 
 
-class Arrays:
-    """Tensors or arrays whose first axis counts samples; memory-mapped ones are read batch by batch.
-
-    Raises:
-        TypeError: when something else is among them.
-        ValueError: when they hold no numbers, or differ in length.
-    """
+class Arrays(Source):
+    """Tensors or arrays whose first axis counts samples; memory-mapped ones are read batch by batch."""
 
     def __init__(self, x: Any, preprocess: Preprocess) -> None:
         self._x = tree_map(_checked, _plain(x), is_leaf=lambda part: isinstance(part, list))
         self._preprocess = preprocess
         lengths = {len(part) for part in tree_leaves(self._x)}
         if len(lengths) != 1:
-            raise ValueError(f"the inputs have {sorted(lengths)} samples; every part must have as many.")
+            raise ValueError(f"the inputs have {sorted(lengths)} samples; every part must have the same number.")
         self._length = lengths.pop()
 
     def __len__(self) -> int:
         return self._length
 
     def fetch(self, indices: Tensor) -> Input:
-        """See `Source`."""
         return self._preprocess(tree_map(lambda part: _rows(part, indices), self._x))
 
     def raw(self, index: int) -> Any:
-        """See `Source`."""
         return tree_map(lambda part: part[index], self._x)
 
-    def name(self, index: int) -> str:
-        """See `Source`."""
-        return f"sample {index}"
 
-    def called(self, index: int) -> str:
-        """See `Source`."""
-        return str(index)
-
-
-class Items:
-    """Inputs that a function gives one by one: a data set's, a list's, or those of files.
+class Items(Source):
+    """Inputs that a function gives one by one: those of a data set, of a list, or of files.
 
     Args:
-        get: the input at an index (with `collate`, whatever that takes).
-        length: how many there are.
-        preprocess: for the images among them.
+        get: gives the input at an index (with `collate`, one item for it).
+        length: the number of inputs.
+        preprocess: prepares the images among them.
         files: their names, if they are files.
-        collate: makes a batch of inputs from a list of what `get` gave; by default equal shapes are stacked.
+        collate: makes a batch from a list of items; by default inputs of equal shape are stacked.
+        tokenizer: makes a batch from a list of items that are texts.
     """
-
-    _maker = "collate_fn"
 
     def __init__(
         self,
@@ -103,20 +89,17 @@ class Items:
         *,
         files: Sequence[str] | None = None,
         collate: Callable[[list[Any]], Any] | None = None,
+        tokenizer: Tokenizer | None = None,
     ) -> None:
-        self._get, self._length, self._preprocess, self._collate = get, length, preprocess, collate
-        self.files = files
+        self._get, self._length, self._preprocess, self._files = get, length, preprocess, files
+        self._texts = tokenizer is not None and length > 0 and isinstance(get(0), str)
+        self._collate = tokenizer if self._texts else collate
         self._first: tuple[str, list[tuple[int, ...]]] | None = None
 
     def __len__(self) -> int:
         return self._length
 
     def fetch(self, indices: Tensor) -> Input:
-        """See `Source`.
-
-        Raises:
-            ValueError: when inputs differ in shape.
-        """
         positions = indices.tolist()
         if self._collate is None:
             inputs = [self._prepared(index) for index in positions]
@@ -125,52 +108,38 @@ class Items:
         batch = _tensors(tuple(batch) if isinstance(batch, list) else batch)  # default_collate makes lists of tuples
         lengths = {len(part) if part.dim() else 1 for part in tree_leaves(batch)}
         if lengths != {len(positions)}:
-            raise ValueError(
-                f"{self._maker} made {sorted(lengths)} inputs of {len(positions)} samples; it must keep all."
-            )
+            maker = "the tokenizer" if self._texts else "collate_fn"
+            raise ValueError(f"{maker} made {sorted(lengths)} inputs of {len(positions)} samples; it must keep all.")
         return self._preprocess(batch)
 
     def raw(self, index: int) -> Any:
-        """See `Source`; a file's bytes."""
-        return self._get(index) if self.files is None else Path(self.files[index]).read_bytes()
+        return self._get(index) if self._files is None else Path(self._files[index]).read_bytes()
 
     def name(self, index: int) -> str:
-        """See `Source`."""
-        return f"sample {index}" if self.files is None else f"the image file {self.files[index]}"
+        if self._texts:
+            return str(self._get(index))
+        return super().name(index) if self._files is None else self._files[index]
 
-    def called(self, index: int) -> str:
-        """See `Source`."""
-        return str(index) if self.files is None else self.files[index]
+    def describe(self, index: int) -> str:
+        return super().describe(index) if self._files is None else f"the image file {self._files[index]}"
 
     def _prepared(self, index: int) -> Input:
         batch = self._preprocess(tree_map(lambda part: part[None], _tensors(self._get(index))))
         shapes = [tuple(part.shape[1:]) for part in tree_leaves(batch)]
         if self._first is None:
-            self._first = self.name(index), shapes
+            self._first = self.describe(index), shapes
         name, expected = self._first
         if shapes != expected:
+            here, there = (", ".join(map(str, these)) for these in (shapes, expected))
             raise ValueError(
-                f"{self.name(index)} has shape {_shown(shapes)} and {name} has {_shown(expected)}; one shape is "
-                "needed: set Preprocess(size=(height, width)) for images, or give a DataLoader whose collate_fn pads."
+                f"{self.describe(index)} has shape {here} and {name} has {there}; one shape is needed: set "
+                "Preprocess(size=(height, width)) for images, or give a DataLoader whose collate_fn pads."
             )
         return tree_map(lambda part: part[0], batch)  # type: ignore[no-any-return]
 
 
-class Texts(Items):
-    """Texts that a function gives one by one, and a tokenizer makes into a network's inputs batch by batch."""
-
-    _maker = "the tokenizer"
-
-    def __init__(self, get: Callable[[int], Any], length: int, tokenizer: Tokenizer) -> None:
-        super().__init__(get, length, Preprocess(), collate=tokenizer)
-
-    def called(self, index: int) -> str:
-        """See `Source`."""
-        return str(self.raw(index))
-
-
-class Part:
-    """Some of the inputs of another source, each as often as its index is given."""
+class Part(Source):
+    """The inputs of another source at these positions, which may repeat."""
 
     def __init__(self, source: Source, indices: Tensor) -> None:
         self._source, self._indices = source, indices
@@ -179,44 +148,31 @@ class Part:
         return len(self._indices)
 
     def fetch(self, indices: Tensor) -> Input:
-        """See `Source`."""
         return self._source.fetch(self._indices[indices])
 
     def raw(self, index: int) -> Any:
-        """See `Source`."""
         return self._source.raw(int(self._indices[index]))
 
     def name(self, index: int) -> str:
-        """See `Source`."""
         return self._source.name(int(self._indices[index]))
 
-    def called(self, index: int) -> str:
-        """See `Source`."""
-        return self._source.called(int(self._indices[index]))
-
-
-def make_items(get: Callable[[int], Any], length: int, preprocess: Preprocess, tokenizer: Tokenizer | None) -> Items:
-    """Inputs that a function gives one by one: texts if there is a tokenizer for them."""
-    if tokenizer is not None and length and isinstance(get(0), str):
-        return Texts(get, length, tokenizer)
-    return Items(get, length, preprocess)
+    def describe(self, index: int) -> str:
+        return self._source.describe(int(self._indices[index]))
 
 
 def make_source(x: Any, preprocess: Preprocess, tokenizer: Tokenizer | None = None) -> Source:
-    """Inputs in any form but a data set.
-
-    Raises:
-        TypeError: when the form is none of those accepted.
-        ValueError: when its content is not.
-    """
+    """The source for inputs in any form but a data set."""
     if isinstance(x, str | Path):
         x = read_inputs(x, text=tokenizer is not None)
     if isinstance(x, np.ndarray) and x.dtype.kind == "U":
         x = x.tolist()
     if tokenizer is not None and isinstance(x, list | tuple) and len(x) and all(isinstance(part, str) for part in x):
-        return Texts(x.__getitem__, len(x), tokenizer)
+        return Items(x.__getitem__, len(x), preprocess, tokenizer=tokenizer)
     if isinstance(x, list | tuple) and len(x) and all(isinstance(part, str | Path) for part in x):
-        names = [str(_existing_file(path)) for path in x]
+        files = [existing(path) for path in x]
+        if folders := [path for path in files if path.is_dir()]:
+            raise ValueError(f"{folders[0]} is a folder; the path of an image is needed.")
+        names = [str(path) for path in files]
         return Items(lambda index: read_image(names[index], preprocess.channels), len(x), preprocess, files=names)
     if isinstance(x, list):
         return Items(x.__getitem__, len(x), preprocess)
@@ -225,36 +181,10 @@ def make_source(x: Any, preprocess: Preprocess, tokenizer: Tokenizer | None = No
     raise TypeError(f"x is a {type(x).__name__}; it may be {ACCEPTED_X}.")
 
 
-def _existing_file(path: str | Path) -> Path:
-    found = existing(path)
-    if found.is_dir():
-        raise ValueError(f"{found} is a folder; the path of an image is needed.")
-    return found
-
-
-def fetch(source: Source, indices: Tensor) -> Input:
-    """The inputs at these positions.
-
-    Raises:
-        ValueError: when one cannot be read, has another shape or holds a number that is not finite.
-    """
-    x = source.fetch(indices)
-    for part in tree_leaves(x):
-        if not part.is_floating_point():
-            continue
-        # among several inputs −inf is a usual way to mask
-        broken = ~part.isfinite() if isinstance(x, Tensor) else part.isnan()
-        if broken.any():
-            position = int(broken.reshape(len(part), -1).any(1).nonzero()[0])
-            value = float(part[position][broken[position]].flatten()[0])
-            raise ValueError(f"{source.name(int(indices[position]))} holds {value}; finite numbers are needed.")
-    return x
-
-
 def fingerprint(source: Source) -> str:
-    """A short hash of the number of inputs and the content of up to 64 of them, before any preprocessing.
+    """A short hash of the number of inputs and of the content of up to 64 of them, before any preprocessing.
 
-    Where inputs differ each time they are read (random augmentation), their content is left out.
+    If inputs differ each time they are read (random augmentation), the content is left out.
     """
     count = len(source)
     chosen = sorted({position * count // _HASHED for position in range(_HASHED)})
@@ -263,16 +193,12 @@ def fingerprint(source: Source) -> str:
 
 
 def _tensors(x: Any) -> Any:
-    """The same tree with a tensor at each leaf; a list is a leaf."""
+    """The same tree with every leaf as a tensor; a list is a leaf."""
     return tree_map(_tensor, _plain(x), is_leaf=lambda part: isinstance(part, list))
 
 
 def _tensor(value: Any) -> Tensor:
-    """A tensor of one sample's tensor, array, Pillow image, number or list of numbers.
-
-    Raises:
-        TypeError: when it is something else.
-    """
+    """One sample's tensor, array, Pillow image, number or list of numbers as a tensor."""
     if isinstance(value, Tensor):
         return value.detach()
     if is_pillow_image(value):
@@ -290,7 +216,7 @@ def _tensor(value: Any) -> Tensor:
 
 
 def _plain(x: Any) -> Any:
-    """Any mapping as a dict, which is what the tree functions know."""
+    """Any mapping as a dict: torch's tree functions know no other."""
     return dict(x) if isinstance(x, Mapping) else x
 
 
@@ -318,10 +244,6 @@ def _from_numpy(array: np.ndarray[Any, Any]) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("=")))
 
 
-def _shown(shapes: list[tuple[int, ...]]) -> str:
-    return ", ".join(map(str, shapes))
-
-
 def _hash(parts: Iterable[bytes]) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for part in parts:
@@ -330,7 +252,7 @@ def _hash(parts: Iterable[bytes]) -> str:
 
 
 def _content(raw: Any) -> bytes:
-    """The bytes of one input as it was handed in."""
+    """The bytes of one raw input."""
     content = []
     for part in tree_leaves(_plain(raw)):
         if isinstance(part, Tensor):
@@ -341,6 +263,6 @@ def _content(raw: Any) -> bytes:
             content.append(f"{array.dtype.str} {array.shape}".encode() + array.tobytes())
         elif isinstance(part, bytes):
             content.append(part)
-        else:  # of other objects the text may hold an address
+        else:  # the text of other objects may hold an address
             content.append(repr(part if isinstance(part, str | int | float) else type(part)).encode())
     return b"|".join(content)

@@ -1,4 +1,4 @@
-"""The learner: task after task from a pre-trained backbone. No mathematics, and the data is let go once learned."""
+"""The learner: task after task from a pre-trained backbone. No mathematics, and no data is kept once learned."""
 
 from __future__ import annotations
 
@@ -8,33 +8,40 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from dlcft.data.augment import Augmentation
 from dlcft.data.images import Preprocess
 from dlcft.data.labels import Label, Labels
-from dlcft.data.samples import Inputs, Samples
+from dlcft.data.samples import Batches, Inputs, Samples
 from dlcft.data.sources import Tokenizer
-from dlcft.learner.adopt import margin_scale, split_head
-from dlcft.learner.build import as_given, fingerprint
-from dlcft.learner.core import HEAD, LearnerCore, data_fingerprint
-from dlcft.learner.progress import Report, reporter
-from dlcft.learner.state import Home
-from dlcft.methods import Method, Ridge
-from dlcft.methods.recipes import RECIPES, Recipe
+from dlcft.learner.adopt import centred_head, fitted_scale, margin_scale, split_head
+from dlcft.learner.build import Builder, as_given, find_device, fingerprint, without_normalising
+from dlcft.learner.display import Report, reporter
+from dlcft.learner.heads import HEAD, Heads
+from dlcft.learner.records import Adopted, Forgotten, Learned, Record, read_record
+from dlcft.learner.state import LEARNER_FORMAT, check_current, read_learner, refuse_unimported
+from dlcft.learner.train import ProgressNotes, TrainingLoop, augmented, seeded
+from dlcft.methods.base import Method, Task, joined_states, split_states
+from dlcft.methods.recipes import RECIPES, Recipe, named_recipe, own_recipe
+from dlcft.methods.settings import SCENARIOS, Features, Scenario
 from dlcft.network.classifier import Classifier, learned_state
+from dlcft.network.linearize import Selection
 from dlcft.store.files import CheckpointError
+from dlcft.store.store import Store
 
 
-class Learner(LearnerCore):
+class Learner:
     """Learns task after task from a pre-trained backbone, without keeping their data.
 
     Args:
         backbone: any module that maps a batch to feature vectors. It is copied.
-        method: a name in `RECIPES`, or a `Recipe`.
+        method: a name in `RECIPES`; a `Method` of one's own, as an object or as `module:Name`; or a `Recipe`.
         scenario: "class-il" (one head that grows with new labels), "data-il" (one head, the labels of the first
             task), or "task-il" (one head a task, named when learning and predicting).
         new_labels: "grow" or "error", for labels that a later task brings; "error" is the default of "data-il".
@@ -42,13 +49,12 @@ class Learner(LearnerCore):
         device: "auto", "cpu", "cuda" or "mps".
         amp: train in bfloat16 where the device's autocast does.
         train: which of the backbone's parameters learn, see `Linearized`; recipes on its tangent space only.
-        preprocess: what happens to images, in learning and predicting alike.
-        tokenizer: makes a list of texts into the backbone's inputs; with it strings are texts. It is not saved.
-        custom: a `Method` of one's own in place of the recipe's.
-        settings: fields of the `Recipe` to change, such as `epochs=10`.
+        preprocess: of images, in learning and predicting alike.
+        tokenizer: turns a list of texts into the backbone's inputs; with it strings are texts. It is not saved.
+        settings: settings of the method to change, such as `epochs=10`.
 
     Raises:
-        ValueError: when a name or setting is not known.
+        ValueError: when a name or value is unknown, or the method has no such setting.
 
     Example:
         >>> backbone = nn.Sequential(nn.Linear(4, 8), nn.Tanh())
@@ -62,6 +68,52 @@ class Learner(LearnerCore):
         20
     """
 
+    def __init__(
+        self,
+        backbone: nn.Module,
+        method: str | Method | Recipe = "dlcft-exact",
+        *,
+        scenario: Scenario = "class-il",
+        new_labels: str | None = None,
+        seed: int = 0,
+        device: str = "auto",
+        amp: bool = False,
+        train: Selection = None,
+        preprocess: Preprocess | None = None,
+        tokenizer: Tokenizer | None = None,
+        **settings: Any,
+    ) -> None:
+        if scenario not in SCENARIOS:
+            raise ValueError(f"scenario is {scenario!r}; it must be 'data-il', 'task-il' or 'class-il'.")
+        if new_labels not in (None, "grow", "error"):
+            raise ValueError(f"new_labels is {new_labels!r}; it must be 'grow' or 'error'.")
+        self.recipe = _recipe(method, settings)
+        self.method = self.recipe.make_method(scenario)
+        for name, why in self.method.unused().items():
+            if name in settings:
+                raise ValueError(f"{name}={settings[name]!r} has no effect in {scenario!r}: {why}.")
+        self.scenario: Scenario = scenario
+        self.new_labels = new_labels or ("error" if scenario == "data-il" else "grow")
+        self.seed = seed
+        self.device = find_device(device)
+        self.amp = amp
+        self.preprocess = preprocess
+        self.tokenizer = tokenizer
+        self.loss = self.recipe.model.make_loss()
+        self.tasks = 0
+        self.history: list[Record] = []
+        self.notes: dict[str, Any] = {}
+        # the backbone normalises, so that augmentation comes before
+        self._reading = without_normalising(preprocess)
+        self._augment = augmented(Augmentation(self.recipe.training.augment))
+        self._builder = Builder(
+            backbone, self.recipe, train=train, preprocess=preprocess, seed=seed, device=self.device
+        )
+        self._model: Classifier | None = None
+        self._heads = Heads(scenario, self.new_labels)
+        self.store: Store | None = None
+        self.saved_hash: str | None = None
+
     @classmethod
     def adopt(
         cls,
@@ -69,7 +121,7 @@ class Learner(LearnerCore):
         head: str,
         labels: Sequence[Label],
         data: Any = None,
-        method: str | Recipe = "dlcft-exact",
+        method: str | Method | Recipe = "dlcft-exact",
         *,
         weight: float = 1.0,
         **options: Any,
@@ -78,8 +130,8 @@ class Learner(LearnerCore):
 
         The head is split off and brought to the scale of squared-loss targets. Closed-form methods pull to it instead
         of to zero; trained ones start from it. A sample of old data, if there is one, is remembered as task 0. For
-        classes without any, closed-form methods suppose what fits to the head: docs/your-own-model.md tells what that
-        costs. Until something is learned, closed-form methods answer as the classifier did.
+        classes without samples, closed-form methods assume data that fits to the head: docs/your-own-model.md says what
+        that costs. Until something is learned, closed-form methods answer as the classifier did.
 
         Args:
             model: the classifier. It is copied.
@@ -104,14 +156,13 @@ class Learner(LearnerCore):
 
     @property
     def model(self) -> Classifier:
-        """The classifier.
+        """The classifier. Closed-form methods bring its heads up to date in `solve`.
 
         Raises:
             ValueError: before the first task.
         """
         if self._model is None:
             raise ValueError("nothing has been learned yet; call learn(data) first.")
-        self.method.settle(self._model)
         return self._model
 
     @property
@@ -119,17 +170,31 @@ class Learner(LearnerCore):
         """A copy of the backbone as training has left it: to be given to another learner, or used anywhere else.
 
         Raises:
-            ValueError: where the network itself is not trained: linearised and closed-form methods leave it as it was.
+            ValueError: when the method is linearised or closed form, which leave the network as it was.
         """
-        if self.recipe.linear or not self.method.trains:
-            others = (name for name, recipe in RECIPES.items() if not recipe.linear and recipe.method != "ridge")
-            trained = ", ".join(others)
+        if self.recipe.linear or self.recipe.closed_form:
+            trained = ", ".join(name for name, one in RECIPES.items() if not one.linear and not one.closed_form)
             raise ValueError(f"this method leaves the backbone as it was; those that train it are {trained}.")
         return as_given(self.model.backbone).eval()
 
+    @property
+    def directory(self) -> Path | None:
+        """Where it was saved or loaded; None if neither."""
+        return None if self.store is None else self.store.directory
+
     def labels(self, head: str = HEAD) -> list[Label]:
         """The label names of a head, in the order of its outputs."""
-        return list(self._labels[self._known(head)].names)
+        return list(self._heads.labels[self._heads.known(head)].names)
+
+    def samples(self, data: Any) -> Samples:
+        """Labelled data as this learner reads it; accepted wherever data is."""
+        if isinstance(data, Samples):
+            return data
+        return Samples(data, preprocess=self._reading, tokenizer=self.tokenizer)
+
+    def inputs(self, x: Any) -> Inputs:
+        """Inputs as this learner reads them; accepted wherever inputs are."""
+        return Inputs(x, preprocess=self._reading, tokenizer=self.tokenizer)
 
     def learn(self, data: Any, *, head: str | None = None, progress: bool | Report = True, resume: bool = True) -> None:
         """Learn one task; its data is not kept.
@@ -147,7 +212,7 @@ class Learner(LearnerCore):
             ValueError: when the data does not fit, or brings labels that may not be new.
             FloatingPointError: when training diverges; the learner is then as it was before.
         """
-        self._learn({self._head(head): self.samples(data)}, progress, resume)
+        self._learn({self._heads.to_learn(head): self.samples(data)}, progress, resume)
 
     def learn_jointly(self, tasks: Mapping[str, Any], *, progress: bool | Report = True) -> None:
         """Learn several tasks at once, each on its own head: the upper bound of "task-il".
@@ -157,7 +222,15 @@ class Learner(LearnerCore):
         """
         if self.scenario != "task-il":
             raise ValueError(f"learn_jointly is for 'task-il'; in {self.scenario!r} join the data and call learn.")
-        self._learn({self._head(head): self.samples(data) for head, data in tasks.items()}, progress, True)
+        self._learn({self._heads.to_learn(head): self.samples(data) for head, data in tasks.items()}, progress, True)
+
+    def solve(self) -> None:
+        """Bring the heads up to date: closed-form methods solve their regression, unless nothing has changed.
+
+        `outputs`, `predict`, `evaluate` and `save` call it.
+        """
+        if self._model is not None:
+            self.method.solve(self._model)
 
     def forget(self, data: Any, *, head: str | None = None, weight: float | None = None) -> None:
         """Be as if these samples, learned before, had never been seen: exact, for closed-form methods.
@@ -168,39 +241,36 @@ class Learner(LearnerCore):
         Args:
             data: see `Samples`.
             head: the task's name in "task-il".
-            weight: what each of them counted; 1 by default, or for the whole sample that was given to `adopt`, its
+            weight: how much each of them counted; 1 by default, or for the whole sample that was given to `adopt`, its
                 weight. For a part of that sample it has to be given.
 
         Raises:
             ValueError: when the method cannot, or these samples cannot have been learned.
         """
-        method, name, samples = self._closed_form("forget"), self._known(head), self.samples(data)
-        unknown = self._labels[name].unknown(samples.labels)
+        name, samples = self._heads.known(head), self.samples(data)
+        unknown = self._heads.labels[name].unknown(samples.labels)
         if unknown:
             raise ValueError(f"label {unknown[0]!r} was never learned, so its samples cannot be forgotten.")
-        known = data_fingerprint({name: samples})
-        adopted = next((entry for entry in self.history if "adopted" in entry and entry.get("data") == known), None)
+        known = _fingerprint({name: samples})
+        adopted = next((one for one in self.history if isinstance(one, Adopted) and one.data == known), None)
         if weight is None:
-            weight = 1.0 if adopted is None else adopted["weight"]
+            weight = 1.0 if adopted is None else adopted.weight
         if not weight > 0:
             raise ValueError(f"weight is {weight}; it must be positive.")
-        batches = self._batches(samples, self._labels[name].indices(samples.labels), self.recipe.batch_size)
-        method.forget(self.model, name, batches, weight)
-        if adopted is not None and method.origin is not None:
-            usual = margin_scale(adopted["adopted"], self.recipe.scale)
-            method.origin = method.origin.without_sample(usual / adopted["scale"])
-        entry = {"task": self.tasks, "heads": [name], "forgotten": len(samples), "data": known}
-        self.history.append(entry)
+        usual = None if adopted is None else margin_scale(adopted.labels, self.recipe.model.scale) / adopted.scale
+        task = replace(self._task(name, samples, self._heads.labels[name]), weight=weight)
+        self.method.forget(task, origin_factor=usual)
+        self.history.append(Forgotten(self.tasks, [name], len(samples), known))
 
     def learned_before(self, data: Any, *, head: str | None = None) -> int | None:
-        """The task, counted from 0, in which this data was learned last, and not forgotten since; None if in none.
+        """The last task, counted from 0, in which this data was learned and not forgotten since; None if in none.
 
-        It is known again by all labels and 64 of its samples, if order and form (pixels, or image files) are the same;
+        Data is recognised by all labels and 64 of its samples, if order and form (pixels, or image files) are the same;
         where samples differ each time they are read (random augmentation), by their labels alone.
         """
-        wanted = data_fingerprint({self._head(head): self.samples(data)})
-        same = [entry for entry in self.history if entry.get("data") == wanted]
-        learned = [entry["task"] for entry in same if "forgotten" not in entry]
+        wanted = _fingerprint({self._heads.to_learn(head): self.samples(data)})
+        same = [record for record in self.history if record.data == wanted]
+        learned = [record.task for record in same if not isinstance(record, Forgotten)]
         return learned[-1] if 2 * len(learned) > len(same) else None
 
     def merge(self, other: Learner) -> None:
@@ -209,55 +279,46 @@ class Learner(LearnerCore):
         Raises:
             ValueError: when the method cannot, or the two look at different features.
         """
-        method, theirs = self._closed_form("merge"), other._closed_form("merge")
         if other is self:
             raise ValueError("a learner cannot be merged with itself; that would count everything twice.")
-        ours, others = self._kind(), other._kind()
-        for name, value in ours.items():
-            if others[name] != value:
+        ours, theirs = self._shared(), other._shared()
+        for name in ours | theirs:
+            if ours.get(name) != theirs.get(name):
                 raise ValueError(
-                    f"the other learner has another {name}, {others[name]!s:.50} in place of {value!s:.50}; "
-                    "settings, scenario, backbone, preprocessing and train= must be the same."
+                    f"the other learner has another {name}, {theirs.get(name)!s:.50} in place of "
+                    f"{ours.get(name)!s:.50}; settings, scenario, backbone, preprocessing and train= must be the same."
                 )
-        if not method.adopted_alike(theirs):
-            raise ValueError(
-                "one of the two was adopted from a classifier; only learners that were adopted from the same one, "
-                "without a sample, can be merged."
-            )
-        if other._model is None:
-            return
-        if self._model is None:
-            self._model, self._width = copy.deepcopy(other._model), other._width
-            self._model.set_heads({})
-        seen, theirs_seen = (learned_state(model.backbone) for model in (self._model, other._model))
-        same = seen.keys() == theirs_seen.keys() and all(torch.equal(seen[name], theirs_seen[name]) for name in seen)
-        if not same:
+        both = self._model is not None and other._model is not None and self.recipe.closed_form
+        if both and not _same_features(self.model, other.model):
             raise ValueError(
                 "the other learner has another seed or direction; both must look at the same features "
                 "(direction='random' does not depend on data)."
             )
-        places: dict[int, int] = {}
-        for head, labels in other._labels.items():
-            known = self._labels.get(head, Labels())
-            self._grow(head, known.append(known.unknown(labels.names)))
-            columns = method.reserve(head, len(self._labels[head]))
-            for column, index in zip(theirs.columns[head], self._labels[head].indices(labels.names), strict=True):
-                places[column] = columns[int(index)]
-        method.merge(theirs, [places[column] for column in range(len(places))])
-        self.history += [{**entry, "task": entry["task"] + self.tasks} for entry in other.history]
+        labels, places = {}, {}
+        for head, new in other._heads.labels.items():
+            known = self._heads.of(head)
+            labels[head] = known.append(known.unknown(new.names))
+            places[head] = labels[head].indices(new.names).tolist()
+        self.method.merge(other.method, places)
+        if self._model is None and other._model is not None:
+            self._model, self._builder.width = copy.deepcopy(other._model), other._builder.width
+            self._model.set_heads({})
+        for head in labels:
+            self._grow(head, labels[head])
+        self.history += [replace(record, task=record.task + self.tasks) for record in other.history]
         self.tasks += other.tasks
 
     @torch.no_grad()
     def outputs(self, x: Any, *, head: str | None = None, batch_size: int = 256) -> Tensor:
         """The head's outputs for inputs, see `Inputs`."""
-        name, model = self._known(head), self.model.eval()
+        name, model = self._ready(head)
         inputs = x if isinstance(x, Samples | Inputs) else self.inputs(x)
         batches = self._batches(inputs, torch.zeros(len(inputs), dtype=torch.long), batch_size)
         return torch.cat([model(part, name).float().cpu() for part, _ in batches])
 
     def predict(self, x: Any, *, head: str | None = None) -> list[Label]:
         """The label of each input."""
-        names = self._labels[self._known(head)].names
+        names = self._heads.labels[self._heads.known(head)].names
         return [names[index] for index in self.outputs(x, head=head).argmax(1).tolist()]
 
     @torch.no_grad()
@@ -266,8 +327,8 @@ class Learner(LearnerCore):
 
         An unknown label counts as an error; the loss is of the others alone, NaN if there are none.
         """
-        name, samples, model = self._known(head), self.samples(data), self.model.eval()
-        labels = self._labels[name]
+        (name, model), samples = self._ready(head), self.samples(data)
+        labels = self._heads.labels[name]
         known = torch.tensor([not labels.unknown([label]) for label in samples.labels])
         names = [label if seen else labels.names[0] for label, seen in zip(samples.labels, known, strict=True)]
         right, total, start = 0, 0.0, 0
@@ -286,16 +347,23 @@ class Learner(LearnerCore):
 
         For closed-form methods it is exact. None where there was nothing before, or after `load`, `forget` and `merge`.
         """
-        increase = self.method.predicted_increase()
-        if self.history and increase is not None:
-            self.history[-1]["predicted_increase"] = increase
-        return increase
+        return self.method.predicted_increase()
+
+    def annotate(self, **facts: Any) -> None:
+        """Add facts, such as a measured accuracy, to the record of the last task; they are saved with it.
+
+        Raises:
+            ValueError: when the last record is not of a task.
+        """
+        if not self.history or not isinstance(self.history[-1], Learned):
+            raise ValueError("there is no record of a task to annotate; learn one first.")
+        self.history[-1] = self.history[-1].annotated(facts)
 
     def save(self, directory: str | os.PathLike[str] | None = None, *, keep: int = 2, current: bool = True) -> int:
         """Write a new version into a directory: all of it or nothing, whatever happens meanwhile.
 
         Args:
-            directory: where to; by default where it was saved or loaded before.
+            directory: by default where it was saved or loaded before.
             keep: how many versions stay there.
             current: False to keep this version beside the one that `load` gives.
 
@@ -304,55 +372,59 @@ class Learner(LearnerCore):
 
         Raises:
             CheckpointError: when the directory holds another learner, or this one as another process has changed it.
-            OSError: when it cannot be written; what it holds is as it was.
+            OSError: when it cannot be written; its versions are as they were.
         """
-        home = self._home
-        if directory is not None and (home is None or not home.is_at(directory)):
-            home = Home(directory)
-        if home is None:
+        store, known = self.store, self.saved_hash
+        if directory is not None and (store is None or Path(directory).resolve() != store.directory.resolve()):
+            store, known = Store(directory), None
+        if store is None:
             raise ValueError("directory is not given, and this learner was neither saved nor loaded before.")
-        if self._model is not None:
-            self.method.settle(self._model)
-        number = home.commit(*self._state(), keep=keep, current=current)
-        self._home = home
+        if keep < 1:
+            raise ValueError(f"keep is {keep}; it must be at least 1.")
+        self.solve()
+        tensors, header = self.state()
+        with store.writing():
+            check_current(store, known)
+            number = store.commit(tensors, {"learner": LEARNER_FORMAT, **header}, keep=keep, current=current)
+            now = store.current
+        self.store, self.saved_hash = store, None if now is None else now.sha256
         return number
 
     @classmethod
     def load(
         cls,
-        directory: str | os.PathLike[str],
+        directory: str | os.PathLike[str] | Store,
         backbone: nn.Module,
         *,
         version: int | None = None,
         device: str = "auto",
         tokenizer: Tokenizer | None = None,
-        custom: Method | None = None,
     ) -> Learner:
         """The learner that a directory holds, on the backbone that it was saved with.
 
+        A method or curvature of one's own is found by its `module:Name`; that module must be imported already.
+
         Args:
-            directory: where it was saved.
+            directory: where it was saved, or the `Store` there.
             backbone: the same pre-trained network, with the same weights.
             version: one that is kept there, for a look at it; by default the current one.
             device: see `Learner`.
             tokenizer: the same as it was learned with.
-            custom: the method of one's own that it was saved with.
 
         Raises:
             CheckpointError: when a file is damaged, foreign or newer, or the backbone is another one.
         """
-        home = Home(directory)
-        tensors, header = home.read(version)
+        store = directory if isinstance(directory, Store) else Store(directory)
+        tensors, header, sha256 = read_learner(store, version)
         if header["backbone"] != fingerprint(backbone):
             raise CheckpointError(
-                f"the backbone's weights are not those that {directory} was learned on; give the same network."
+                f"the backbone's weights are not those that {store.directory} was learned on; give the same network."
             )
-        if header["custom"] != (None if custom is None else type(custom).__name__):
-            raise CheckpointError(f"{directory} was learned by the method {header['custom']!r}; give custom= that.")
+        refuse_unimported([header["recipe"], header["parts"]], store.directory)
         preprocess = None if header["preprocess"] is None else Preprocess.from_dict(header["preprocess"])
         learner = cls(
             backbone,
-            Recipe(**header["recipe"]),
+            Recipe.from_dict(header["recipe"]),
             scenario=header["scenario"],
             new_labels=header["new_labels"],
             seed=header["seed"],
@@ -361,58 +433,172 @@ class Learner(LearnerCore):
             train=header["train"],
             preprocess=preprocess,
             tokenizer=tokenizer,
-            custom=custom,
         )
         learner._load_state(tensors, header)
-        learner._home = home if version is None else None
+        if version is None:
+            learner.store, learner.saved_hash = store, sha256
         return learner
 
-    def _kind(self) -> dict[str, Any]:
-        """What two learners that are merged must share."""
-        own = {"scenario": self.scenario, "backbone": self._fingerprint, "preprocessing": self.preprocess}
-        return {**asdict(self.recipe), **own, "train": self._train_choice}
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Tensors, and a header that JSON can hold: all that `load` needs beside the backbone."""
+        tensors, parts = joined_states(model=self._model, method=self.method)
+        return tensors, {
+            "backbone": self._builder.fingerprint,
+            "recipe": self.recipe.to_dict(),
+            "scenario": self.scenario,
+            "new_labels": self.new_labels,
+            "seed": self.seed,
+            "amp": self.amp,
+            "train": self._builder.train,
+            "preprocess": None if self.preprocess is None else self.preprocess.to_dict(),
+            "width": self._builder.width,
+            "labels": {head: labels.names for head, labels in self._heads.labels.items()},
+            "tasks": self.tasks,
+            "history": [record.to_dict() for record in self.history],
+            "notes": self.notes,
+            "parts": parts,
+        }
 
-    def _closed_form(self, what: str) -> Ridge:
-        if not isinstance(self.method, Ridge):
-            exact = ", ".join(name for name, recipe in RECIPES.items() if recipe.method == "ridge")
-            raise ValueError(f"{what} needs a closed-form method ({exact}); this one is trained.")
-        return self.method
+    def _load_state(self, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
+        parts = split_states(tensors, header["parts"])
+        if header["width"] is not None:
+            self._model = self._builder.build_on(torch.zeros(2, header["width"]).to(self.device, self._builder.dtype))
+            self._model.load_state(*parts["model"])
+            own, described = parts["method"]
+            self.method.load_state({name: t.to(self.device) for name, t in own.items()}, described, self._model)
+        self._heads.labels = {head: Labels(names) for head, names in header["labels"].items()}
+        self.history = [read_record(content) for content in header["history"]]
+        self.tasks, self.notes = header["tasks"], header["notes"]
 
     def _learn(self, tasks: dict[str, Samples], progress: bool | Report, resume: bool) -> None:
-        labels = {head: self._extended(head, samples) for head, samples in tasks.items()}
-        data = data_fingerprint(tasks)
-        with nullcontext() if self._home is None else self._home.learning(resume=resume):
-            self._learn_samples(tasks, labels, data, progress)
-
-    def _learn_samples(
-        self, tasks: dict[str, Samples], labels: dict[str, Labels], data: str, progress: bool | Report
-    ) -> None:
-        kept, learned = self._snapshot(), False
-        try:
-            started = time.perf_counter()
-            self._build(next(iter(tasks.values())))
-            contexts = [self._context(head, samples, labels[head]) for head, samples in tasks.items()]
-            curve = self._train(contexts, data, reporter(progress)) if self.method.trains else []
-            trained = time.perf_counter()
-            self.method.increase = None
-            for context in contexts:
-                self._remember(context)
-            if len(contexts) > 1:
-                self.method.learned_together()
-            learned = True
-        finally:
-            if not learned:  # whatever the reason, an interruption among them
-                self._restore(kept)
-        self.history.append(
-            {
-                "task": self.tasks,
-                "heads": list(tasks),
-                "samples": sum(len(s) for s in tasks.values()),
-                "data": data,
-                "loss": curve,
-                "predicted_increase": self.method.increase,
-                "seconds_training": trained - started,
-                "seconds_remembering": time.perf_counter() - trained,
-            }
-        )
+        labels = {head: self._heads.extended(head, samples) for head, samples in tasks.items()}
+        with nullcontext() if self.store is None else self.store.lock():
+            if self.store is not None:
+                check_current(self.store, self.saved_hash)
+                if not resume:
+                    self.store.clear_progress()
+            before, learned = self._snapshot(), False
+            try:
+                record = self._learn_samples(tasks, labels, progress)
+                learned = True
+            finally:
+                if not learned:  # whatever the reason, an interruption among them
+                    self._restore(before)
+        self.history.append(record)
         self.tasks += 1
+
+    def _learn_samples(self, tasks: dict[str, Samples], labels: dict[str, Labels], progress: bool | Report) -> Learned:
+        started, data = time.perf_counter(), _fingerprint(tasks)
+        if self._model is None:
+            self._model = self._builder.build(next(iter(tasks.values())))
+        for head in tasks:
+            self._grow(head, labels[head])
+        todo = [self._task(head, samples, labels[head]) for head, samples in tasks.items()]
+        loop = TrainingLoop(
+            self._model,
+            self.method,
+            self.recipe.training,
+            self._stream,
+            self.tasks,
+            reporter(progress),
+            amp=self.amp,
+            notes=None if self.store is None else ProgressNotes(self.store, data),
+        )
+        self.method.learn(todo, loop)
+        count, seconds = sum(len(samples) for samples in tasks.values()), time.perf_counter() - started
+        increase = self.method.increase
+        return Learned(self.tasks, [*tasks], count, data, loop.curve, increase, loop.seconds, seconds - loop.seconds)
+
+    @torch.no_grad()
+    def _adopt(self, layer: nn.Linear, labels: Labels, data: Any, weight: float) -> None:
+        part = self.recipe.model
+        if isinstance(part, Features) and not part.keeps_features:
+            raise ValueError("ranpac does not see the features that the head was made for; take another method.")
+        samples = None if data is None else self.samples(data)
+        factor = margin_scale(len(labels), part.scale)
+        if samples is None:
+            z = torch.randn(2, layer.in_features, generator=self._stream("direction"))
+            self._model = self._builder.build_on(z.to(layer.weight))
+        else:
+            unknown = labels.unknown(samples.labels)
+            if unknown:
+                raise ValueError(f"a sample has the label {unknown[0]!r}, which is not among the model's labels.")
+            self._model = self._builder.build(samples)
+            batches = self._batches(samples, labels.indices(samples.labels), self.recipe.training.batch_size)
+            logits = torch.cat([layer(self._builder.features(x)).float().cpu() for x, _ in batches])
+            factor = fitted_scale(logits, batches.y, part.scale)
+            if factor <= 0:
+                raise ValueError("the sample's labels contradict the classifier's answers; are `labels` in its order?")
+        if not self.loss.is_quadratic:
+            factor = 1.0
+        self._grow(HEAD, labels)
+        own, (w, b) = self._model.head(HEAD), centred_head(layer)
+        own.weight.copy_(factor * torch.cat([w, w.new_zeros(len(w), own.in_features - w.shape[1])], 1))
+        own.bias.copy_(factor * b)
+        task = None if samples is None else replace(self._task(HEAD, samples, labels), weight=weight)
+        with torch.enable_grad():
+            self.method.adopted(self._model, HEAD, task)
+        count, known = (0, None) if samples is None else (len(samples), _fingerprint({HEAD: samples}))
+        self.history.append(Adopted(0, [HEAD], len(labels), count, known, weight, factor))
+        self.tasks = 1
+
+    def _batches(self, samples: Samples | Inputs, y: Tensor, size: int) -> Batches:
+        return Batches(samples, y, size, self.device, dtype=self._builder.dtype)
+
+    def _task(self, head: str, samples: Samples, labels: Labels) -> Task:
+        batches = self._batches(samples, labels.indices(samples.labels), self.recipe.training.batch_size)
+        return Task(self.model, head, self.loss, batches, len(samples), self._augment, self._stream)
+
+    def _ready(self, head: str | None) -> tuple[str, Classifier]:
+        """A known head, and the model with its heads solved."""
+        name = self._heads.known(head)
+        self.solve()
+        return name, self.model.eval()
+
+    def _grow(self, head: str, labels: Labels) -> None:
+        model = self.model
+        if head not in model.heads:
+            model.add_head(head, len(labels))
+        elif len(labels) > model.head(head).out_features:
+            model.grow(head, len(labels))
+            self.method.grown(model.head_names(head), len(labels))
+        self._heads.labels[head] = labels
+
+    def _stream(self, purpose: str) -> torch.Generator:
+        return seeded(self.seed, self.tasks, purpose)
+
+    def _shared(self) -> dict[str, Any]:
+        """The properties that two merged learners must share."""
+        own = {"scenario": self.scenario, "backbone": self._builder.fingerprint, "preprocessing": self.preprocess}
+        return {"method": type(self.method), **self.recipe.settings, **own, "train": self._builder.train}
+
+    def _snapshot(self) -> tuple[Any, ...]:
+        """Everything that learning changes; a frozen network does not."""
+        kept = learned_state(self._builder.backbone) if self._model is None else self._model.state()
+        return kept, self._model, self._builder.width, dict(self._heads.labels), self.method.snapshot()
+
+    def _restore(self, snapshot: tuple[Any, ...]) -> None:
+        kept, self._model, self._builder.width, self._heads.labels, self.method = snapshot
+        if self._model is None:
+            self._builder.backbone.load_state_dict(kept, strict=False)
+        else:
+            self._model.load_state(*kept)
+
+
+def _recipe(method: str | Method | Recipe, settings: Mapping[str, Any]) -> Recipe:
+    if isinstance(method, str):
+        return named_recipe(method, settings)
+    if isinstance(method, Method):
+        return own_recipe(method).with_settings(settings, type(method).__name__)
+    return method.with_settings(settings)
+
+
+def _fingerprint(tasks: Mapping[str, Samples]) -> str:
+    """Names the data of several heads, to tell whether it is the same as before."""
+    return "+".join(f"{head}:{samples.fingerprint()}" for head, samples in tasks.items())
+
+
+def _same_features(model: Classifier, other: Classifier) -> bool:
+    """Whether two classifiers look at the same features."""
+    mine, theirs = learned_state(model.backbone), learned_state(other.backbone)
+    return mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)

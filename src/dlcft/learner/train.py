@@ -1,15 +1,16 @@
 """The one training loop. It belongs to no method, and every step's randomness depends on its position alone.
 
-Hence a run that was interrupted continues from any position, given the parameters and the optimiser's state there, and
-ends as it would have ended.
+Hence an interrupted run continues from any position, given the parameters and the optimiser's state there, and ends as
+it would have ended.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -17,15 +18,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from dlcft.curvature.losses import ScaledMSE
 from dlcft.data.augment import Augmentation
 from dlcft.data.samples import Batches, to_device
-from dlcft.learner.progress import Progress, Report
-from dlcft.methods import Batch, Method, Task
-from dlcft.methods.recipes import Recipe
+from dlcft.learner.display import Progress, Report
+from dlcft.learner.head import start_from_ridge
+from dlcft.methods.base import Batch, Method, Task, joined_states, split_states
+from dlcft.methods.settings import Reading, Training
 from dlcft.network.classifier import Classifier
 from dlcft.network.inputs import Input, reference
+from dlcft.network.linearize import Linearized
+from dlcft.store.files import CheckpointError
+from dlcft.store.store import Store
 
 log = logging.getLogger("dlcft")
+
+PROGRESS_SECONDS = 20.0  # how often progress inside a task is noted
 
 Tensors = dict[str, Tensor]
 Streams = Callable[[str], torch.Generator]
@@ -33,15 +41,15 @@ Streams = Callable[[str], torch.Generator]
 
 @dataclass
 class Position:
-    """Where training stands: between two steps.
+    """A position between two steps.
 
     Attributes:
         epoch: how many epochs are complete.
-        step: how many steps of the epoch under way.
-        total: the sum of the objective over its samples.
-        seen: how many samples.
+        step: how many steps of the current epoch are done.
+        total: the sum of the objective over the samples of the current epoch.
+        seen: how many samples these are.
         curve: the mean objective of every complete epoch.
-        lr: the learning rate of this task, if it is not the recipe's.
+        lr: the learning rate of this task, if it is not the setting's.
     """
 
     epoch: int = 0
@@ -52,14 +60,14 @@ class Position:
     lr: float | None = None
 
 
-class Training:
-    """Training of one task (or of several at once, each on its own head).
+class Run:
+    """Training of one task (or of several at once, each on its own head) from a position to the end.
 
     Args:
         model: the classifier.
         method: gives the objective.
-        tasks: what is learned; their batches must be `Batches`.
-        recipe: optimiser, schedule, epochs, batch size.
+        tasks: their batches must be `Batches`.
+        settings: optimiser, schedule, epochs, batch size.
         streams: gives the random stream of a purpose.
         amp: whether to train in bfloat16 where autocast does.
         batchnorm: whether BatchNorm learns its statistics.
@@ -69,24 +77,29 @@ class Training:
         self,
         model: Classifier,
         method: Method,
-        tasks: list[Task],
-        recipe: Recipe,
+        tasks: Sequence[Task],
+        settings: Training,
         streams: Streams,
         *,
         amp: bool = False,
         batchnorm: bool = False,
     ) -> None:
-        self.model, self.method, self.tasks, self.recipe, self.streams = model, method, tasks, recipe, streams
+        self.model, self.method, self.tasks, self.settings, self.streams = model, method, tasks, settings, streams
         self.amp, self.batchnorm = amp, batchnorm
         self.device = reference(model).device
         heads = [head for task in tasks for head in method.heads(task)]
         self.params = {name: p for head in heads for name, p in model.params(head).items()}
-        self.optimizer = _optimizer(recipe, list(self.params.values()))
-        self.steps = recipe.epochs * sum(len(self._sizes(task)) for task in tasks)
+        self.optimizer = _optimizer(settings, list(self.params.values()))
+        self.steps = settings.epochs * sum(len(self._sizes(task)) for task in tasks)
         self.position = Position()
 
-    def run(self, report: Report, task_number: int, save: Callable[[], None] = lambda: None) -> list[float]:
-        """Train to the end from the position; `save` is called between steps.
+    def to_end(self, report: Report, number: int, note: Callable[[], None] = lambda: None) -> list[float]:
+        """Train to the end.
+
+        Args:
+            report: called after every step.
+            number: of the task.
+            note: called between steps.
 
         Returns:
             The mean objective of every epoch.
@@ -94,8 +107,8 @@ class Training:
         Raises:
             FloatingPointError: when the objective stops being finite.
         """
-        at, epochs = self.position, self.recipe.epochs
-        if self.recipe.careful and at == Position():
+        at, epochs = self.position, self.settings.epochs
+        if self.settings.careful and at == Position():
             at.lr = self._careful_lr()
         self.model.eval()  # dropout too: its randomness would not be of the position alone
         for module in self.model.modules():
@@ -109,10 +122,10 @@ class Training:
                 at.total, at.seen, at.step = at.total + value * len(indices), at.seen + len(indices), at.step + 1
                 done += 1
                 left = (time.perf_counter() - started) / (done - first) * (self.steps - done)
-                report(Progress(task_number, at.epoch + 1, epochs, at.total / at.seen, done / self.steps, left))
-                save()
+                report(Progress(number, at.epoch + 1, epochs, at.total / at.seen, done / self.steps, left))
+                note()
             at.curve.append(at.total / at.seen)
-            log.info("task %d, epoch %d of %d: loss %.4g", task_number, at.epoch + 1, epochs, at.curve[-1])
+            log.info("task %d, epoch %d of %d: loss %.4g", number + 1, at.epoch + 1, epochs, at.curve[-1])
             at.epoch, at.step, at.total, at.seen = at.epoch + 1, 0, 0.0, 0
         self.model.eval()
         return at.curve
@@ -134,8 +147,8 @@ class Training:
 
     def _sizes(self, task: Task) -> list[int]:
         """Of the batches; BatchNorm cannot learn from one sample alone, which the batch before takes in."""
-        whole, rest = divmod(task.samples, self.recipe.batch_size)
-        sizes = [self.recipe.batch_size] * whole + [rest] * (rest > 0)
+        whole, rest = divmod(task.samples, self.settings.batch_size)
+        sizes = [self.settings.batch_size] * whole + [rest] * (rest > 0)
         if self.batchnorm and rest == 1 and whole:
             sizes[-2:] = [sizes[-2] + 1]
         return sizes
@@ -180,37 +193,148 @@ class Training:
                 p.copy_(kept[name])
         self.optimizer.state.clear()
         bend = after.item() - before.item() - slope
-        return self.recipe.lr * min(1.0, -slope / (2 * bend)) if bend > 0 and slope < 0 else self.recipe.lr
+        return self.settings.lr * min(1.0, -slope / (2 * bend)) if bend > 0 and slope < 0 else self.settings.lr
 
     def _step(self, task: Task, indices: Tensor, done: int) -> float:
         objective, batch = self._objective(task, indices, done)
         value = objective.item()
         if not math.isfinite(value):
             raise FloatingPointError(
-                f"training diverged in epoch {batch.epoch + 1} (the loss is {value}) with lr={self.recipe.lr}; the "
+                f"training diverged in epoch {batch.epoch + 1} (the loss is {value}) with lr={self.settings.lr}; the "
                 "learner is as it was before this task. Try a smaller lr or clip=1.0."
             )
         self._set_lr(done)
         self.optimizer.zero_grad()
         objective.backward()
-        if self.recipe.clip is not None:
-            nn.utils.clip_grad_norm_(self.params.values(), self.recipe.clip)
+        if self.settings.clip is not None:
+            nn.utils.clip_grad_norm_(self.params.values(), self.settings.clip)
         self.optimizer.step()
         self.method.observe(task, batch)
         return value
 
     def _set_lr(self, done: int) -> None:
-        share = (1 + math.cos(math.pi * done / self.steps)) / 2 if self.recipe.schedule == "cosine" else 1.0
+        share = (1 + math.cos(math.pi * done / self.steps)) / 2 if self.settings.schedule == "cosine" else 1.0
         for group in self.optimizer.param_groups:
-            group["lr"] = share * (self.recipe.lr if self.position.lr is None else self.position.lr)
+            group["lr"] = share * (self.settings.lr if self.position.lr is None else self.position.lr)
+
+
+class ProgressNotes:
+    """Notes of a training run, to continue it after a kill.
+
+    Args:
+        store: where they are written.
+        data: the fingerprint of the task's data.
+    """
+
+    def __init__(self, store: Store, data: str) -> None:
+        self.store, self.data = store, data
+        self._last = time.monotonic()
+
+    def resume(self, run: Run) -> None:
+        """Bring a run to its last note, if there is one.
+
+        Raises:
+            CheckpointError: when that is of a run on other data.
+        """
+        found = self.store.load_progress()
+        if found is None:
+            return
+        tensors, header = found
+        if header["data"] != self.data:
+            raise CheckpointError(
+                f"{self.store.directory} holds an interrupted run on other data; learn that data again to continue it, "
+                "or begin anew: resume=False, dlcft update --restart."
+            )
+        parts = split_states(tensors, header["parts"])
+        run.model.load_state_dict(parts["model"][0], strict=False)
+        run.load_state(*parts["training"])
+        if run.method.gathers:
+            run.method.load_state(*parts["method"], run.model)
+
+    def write(self, run: Run, *, now: bool) -> None:
+        """Note the run's position: now, or if the last note is `PROGRESS_SECONDS` old."""
+        if now or time.monotonic() - self._last >= PROGRESS_SECONDS:
+            gathered = run.method if run.method.gathers else None
+            tensors, parts = joined_states(model=run.model, training=run, method=gathered)
+            self.store.save_progress(tensors, {"data": self.data, "parts": parts})
+            self._last = time.monotonic()
+
+
+@dataclass
+class TrainingLoop:
+    """The loop that a method is given: see `methods.Loop`.
+
+    Attributes:
+        model: the classifier.
+        method: gives the objective.
+        settings: of a trained method; closed form never asks for the loop.
+        streams: gives the random stream of a purpose.
+        number: of the task, from 0.
+        report: called after every step.
+        amp: see `Run`.
+        notes: where progress is noted, if anywhere.
+        curve: the mean objective of every epoch, once trained.
+        seconds: of starting the heads and training.
+    """
+
+    model: Classifier
+    method: Method
+    settings: Reading
+    streams: Streams
+    number: int
+    report: Report
+    amp: bool = False
+    notes: ProgressNotes | None = None
+    curve: list[float] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def first(self) -> bool:
+        """Whether no task was learned before."""
+        return self.number == 0
+
+    def start_heads(self, tasks: Sequence[Task]) -> None:
+        started = time.perf_counter()
+        for task in tasks:
+            loss = task.loss
+            if isinstance(loss, ScaledMSE) and self._training.head_start == "ridge":
+                start_from_ridge(task, loss.scale, self.method.past_of_head(task), keep=not self.method.refits_heads)
+        self.seconds += time.perf_counter() - started
+
+    def train(self, tasks: Sequence[Task]) -> None:
+        started = time.perf_counter()
+        # BatchNorm learns its statistics in the first task only, if at all; in a linearised network it is folded
+        plain = not isinstance(self.model.backbone, Linearized)
+        batchnorm = plain and self._training.batchnorm == "first" and self.first
+        options = {"amp": self.amp, "batchnorm": batchnorm}
+        run = Run(self.model, self.method, tasks, self._training, self.streams, **options)
+        if self.notes is None:
+            self.curve = run.to_end(self.report, self.number)
+        else:
+            notes = self.notes
+            notes.resume(run)
+            self.curve = run.to_end(self.report, self.number, lambda: notes.write(run, now=False))
+            notes.write(run, now=True)  # before the memory is made, which may take as long as an epoch
+        self.seconds += time.perf_counter() - started
+
+    @property
+    def _training(self) -> Training:
+        assert isinstance(self.settings, Training)
+        return self.settings
+
+
+def seeded(*key: object) -> torch.Generator:
+    """A generator that depends on a key alone, such as seed, task and purpose, and on nothing that came before."""
+    text = "/".join(map(str, key)).encode()
+    return torch.Generator().manual_seed(int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1)
 
 
 def augmented(augmentation: Augmentation) -> Callable[[Input, torch.Generator], Input]:
-    """An augmentation that leaves alone what is no batch of images."""
+    """An augmentation of batches of images; other inputs stay as they are."""
     return lambda x, generator: augmentation(x, generator) if isinstance(x, Tensor) and x.dim() == 4 else x
 
 
-def _optimizer(recipe: Recipe, params: list[nn.Parameter]) -> torch.optim.Optimizer:
-    if recipe.optimizer == "adam":
-        return torch.optim.Adam(params, lr=recipe.lr, betas=(0.9, 0.999), weight_decay=recipe.weight_decay)
-    return torch.optim.SGD(params, lr=recipe.lr, momentum=recipe.momentum, weight_decay=recipe.weight_decay)
+def _optimizer(settings: Training, params: list[nn.Parameter]) -> torch.optim.Optimizer:
+    if settings.optimizer == "adam":
+        return torch.optim.Adam(params, lr=settings.lr, betas=(0.9, 0.999), weight_decay=settings.weight_decay)
+    return torch.optim.SGD(params, lr=settings.lr, momentum=settings.momentum, weight_decay=settings.weight_decay)

@@ -1,17 +1,18 @@
-"""The contract of a method, and the method that remembers nothing."""
+"""The contract of a method: hooks around one training loop that belongs to none of them."""
 
 from __future__ import annotations
 
 import abc
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from dlcft.curvature.losses import Loss
+from dlcft.curvature.losses import Loss, ScaledMSE
+from dlcft.methods.settings import Features, Model, Reading, Scenario, check_settings
 from dlcft.network.classifier import Classifier
 from dlcft.network.inputs import Input
 
@@ -20,11 +21,12 @@ Augment = Callable[[Input, torch.Generator], Input]
 Tensors = dict[str, Tensor]
 Header = dict[str, Any]
 State = tuple[Tensors, Header]
+M = TypeVar("M", bound="Method")
 
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """What a method may know of the task at hand; it is let go when the task ends.
+    """The task at hand, as a method sees it; it is let go when the task ends.
 
     Attributes:
         model: the classifier.
@@ -32,9 +34,9 @@ class Task:
         loss: of its outputs.
         batches: the data without augmentation, in order, as often as asked for.
         samples: how many.
-        augment: what training does to a batch of inputs.
+        augment: training's random change of a batch of inputs.
         generator: gives the random stream of a purpose.
-        weight: how much the task counts in memory, where 1 is usual.
+        weight: how much the task counts in memory; usually 1.
     """
 
     model: Classifier
@@ -68,7 +70,7 @@ class Batch:
 
 @dataclass(frozen=True, eq=False)
 class PastOfHead:
-    """What is remembered of a head under squared loss: `½·weight·⟨D, D Z⟩` for a change D from where it stands.
+    """The memory of a head under squared loss: `½·weight·⟨D, D Z⟩` for a change D of its weights.
 
     Attributes:
         moment: `Z = E[zzᵀ]` of the features of the past, z with a last 1.
@@ -79,70 +81,138 @@ class PastOfHead:
     weight: float
 
 
+class Loop(Protocol):
+    """The training loop, as `Method.learn` sees it."""
+
+    @property
+    def first(self) -> bool:
+        """Whether no task was learned before."""
+
+    def start_heads(self, tasks: Sequence[Task]) -> None:
+        """Bring the heads to their starting point: see `Training.head_start`."""
+
+    def train(self, tasks: Sequence[Task]) -> None:
+        """Train the backbone and the heads on `Method.objective`, from where an interrupted run was."""
+
+
+@dataclass
 class Method(abc.ABC):
-    """Hooks around the loop. A new method is one class with an `objective`."""
+    """A learning method: a dataclass whose fields are its settings. One with an `objective` is complete.
 
-    trains = True
-    """Whether the loop is run; closed-form methods do all their work in `finish`."""
+    `bind` is called once, when a learner is made; then for each task `learn`, which calls `start`, the loop (with
+    `heads`, `objective` and `observe` in every step) and `finish`. A saved method is its class, its settings and its
+    `state`.
+    """
 
-    increase: float | None = None
-    """What the memory said, after the last task, of the rise of the old mean loss; None if it says nothing."""
+    closed_form: ClassVar[bool] = False
+    """Whether it is solved on fixed features instead of trained."""
+
+    gathers: ClassVar[bool] = False
+    """Whether its state changes inside a task, so that a progress note must hold it."""
+
+    refits_heads: ClassVar[bool] = False
+    """Whether a start by ridge regression also refits old outputs that no memory knows."""
+
+    def __post_init__(self) -> None:
+        """Check the settings, and start without a memory."""
+        check_settings(self)
+        self.increase: float | None = None  # of the old tasks' mean loss by the last one, as predicted
+        self.scenario: Scenario = "class-il"
+        self.loss: Loss = ScaledMSE()
+
+    def bind(self, scenario: Scenario, model: Model, training: Reading) -> None:
+        """Prepare for learning in a scenario, on a model.
+
+        Raises:
+            ValueError: when the method cannot work there.
+        """
+        if isinstance(model, Features) != self.closed_form:
+            has, needs = ("fixed features", "a network") if not self.closed_form else ("a network", "fixed features")
+            raise ValueError(f"the recipe's model is {has}; {type(self).__name__} needs {needs}.")
+        self.scenario, self.loss = scenario, model.make_loss()
+
+    def unused(self) -> dict[str, str]:
+        """Settings without effect in this scenario, each with the reason."""
+        return {}
+
+    def learn(self, tasks: Sequence[Task], loop: Loop) -> None:
+        """Learn a task; or several at once, each on its own head."""
+        loop.start_heads(tasks)
+        for task in tasks:
+            self.start(task)
+        loop.train(tasks)
+        self.remember(tasks)
+
+    def remember(self, tasks: Sequence[Task]) -> None:
+        """Call `finish` for each task; of several at once the increase of the old loss is unknown."""
+        self.increase = None
+        for task in tasks:
+            self.finish(task)
+        if len(tasks) > 1:
+            self.increase = None
 
     def start(self, task: Task) -> None:
-        """Before a task is trained, the head grown already."""
-
-    def past_of_head(self, task: Task) -> PastOfHead | None:
-        """What the memory knows of the task's head, before it is trained; None if nothing."""
-        return None
+        """Called before a task is trained, its head grown already."""
 
     @abc.abstractmethod
     def objective(self, task: Task, batch: Batch) -> Tensor:
-        """What to minimise on one batch; it reads as the paper's equation."""
+        """The function to minimise, on one batch."""
+
+    def observe(self, task: Task, batch: Batch) -> None:
+        """Called after a step on a batch."""
+
+    def finish(self, task: Task) -> None:
+        """Called after a task was trained: remember it."""
 
     def heads(self, task: Task) -> list[str]:
-        """The heads that are trained, some perhaps twice: the task's own, and others that the objective is about."""
+        """The heads that the objective trains; duplicates are allowed."""
         return [task.head]
-
-    def adopted(self, model: Classifier) -> None:
-        """The model comes from elsewhere, and nothing is there of what it has learned."""
 
     def grown(self, names: tuple[str, str], outputs: int) -> None:
         """The head with these parameters has got new outputs with zero weights."""
 
-    def observe(self, task: Task, batch: Batch) -> None:
-        """After a step on a batch."""
+    def past_of_head(self, task: Task) -> PastOfHead | None:
+        """The memory of the task's head before it is trained; None if there is none."""
+        return None
 
-    def finish(self, task: Task) -> None:
-        """After a task: remember it."""
+    def adopted(self, model: Classifier, head: str, task: Task | None) -> None:
+        """The head comes from a trained classifier; `task` holds a sample of its data, if there is one."""
+        if task is not None:
+            self.finish(task)
 
-    def learned_together(self) -> None:
-        """After several tasks at once: what all of them did to those before is not known."""
-        self.increase = None
-
-    def settle(self, model: Classifier) -> None:
-        """Before a prediction: bring the heads up to date with what was learned."""
+    def solve(self, model: Classifier) -> None:
+        """Bring the heads up to date with the memory: closed-form methods solve their regression here."""
 
     def predicted_increase(self) -> float | None:
-        """By how much, says the memory, the last task has raised the mean loss of those before it; None if unknown."""
+        """The rise of the old tasks' mean loss through the last task, by the memory alone; None if unknown."""
         return self.increase
 
-    def snapshot(self) -> Method:
-        """A copy to go back to; what is never changed in place may be shared."""
+    def forget(self, task: Task, *, origin_factor: float | None = None) -> None:
+        """Remove samples from the memory; see `Ridge.forget`.
+
+        Raises:
+            ValueError: when the method cannot.
+        """
+        raise ValueError(f"forget needs a closed-form method such as 'dlcft-exact'; {type(self).__name__} is trained.")
+
+    def merge(self: M, other: M, places: Mapping[str, Sequence[int]]) -> None:
+        """Add the memory of another learner; see `Ridge.merge`.
+
+        Raises:
+            ValueError: when the method cannot.
+        """
+        raise ValueError(f"merge needs a closed-form method such as 'dlcft-exact'; {type(self).__name__} is trained.")
+
+    def snapshot(self: M) -> M:
+        """A copy to go back to; parts that are never changed in place are shared."""
         return copy.copy(self)
 
     def state(self) -> State:
-        """What it remembers, as tensors and a header that JSON can hold."""
+        """The memory as tensors and a header that JSON can hold."""
         return {}, {}
 
     def load_state(self, tensors: Tensors, header: Header, model: Classifier) -> None:
-        """The inverse of `state`, for a model that is restored already."""
-
-    def unfinished_state(self) -> State:
-        """What it gathers while a task is trained: beside the model, all that a resumed task needs."""
-        return {}, {}
-
-    def load_unfinished(self, tensors: Tensors, header: Header) -> None:
-        """The inverse of `unfinished_state`."""
+        """The inverse of `state`; the model is restored already."""
 
 
 class HasState(Protocol):
@@ -153,7 +223,7 @@ class HasState(Protocol):
 
 
 def joined_states(**parts: HasState | None) -> State:
-    """The states of several parts, of those that are there."""
+    """The states of several parts; None for one that is absent."""
     tensors: Tensors = {}
     header: Header = {}
     for name, part in parts.items():

@@ -15,10 +15,11 @@ from torch import Tensor
 
 from dlcft.curvature.losses import Loss
 from dlcft.methods.base import Batch, Header, Method, State, Task, Tensors, joined_states, split_states
+from dlcft.methods.settings import Model, Network, Reading, Scenario, setting
 from dlcft.network.classifier import Classifier
 
 
-@dataclass(eq=False)
+@dataclass
 class LwF(Method):
     """Keep the previous model's outputs on the new data.
 
@@ -27,12 +28,19 @@ class LwF(Method):
         temperature: of the softmax, with cross-entropy; with squared loss the outputs themselves are compared.
     """
 
-    strength: float = 1.0
-    temperature: float = 2.0
-    teacher: Classifier | None = None
+    strength: float = setting(1.0, least=0)
+    temperature: float = setting(2.0, above=0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.teacher: Classifier | None = None
+
+    def bind(self, scenario: Scenario, model: Model, training: Reading) -> None:
+        super().bind(scenario, model, training)
+        refuse_strict(model)
 
     def objective(self, task: Task, batch: Batch) -> Tensor:
-        """`L_data + λ·L_distil`, over all outputs that the teacher had."""
+        """`L_data + λ·L_distil`, over all outputs of the teacher."""
         if self.teacher is None:
             return task.loss.value(task.model(batch.x, task.head), batch.y)
         z = task.model.features(batch.x)
@@ -49,7 +57,7 @@ class LwF(Method):
         )
 
     def heads(self, task: Task) -> list[str]:
-        """All that the teacher has: they learn with the rest of the network, as in LwF's own paper."""
+        """All heads of the teacher: they learn with the rest of the network, as in LwF's own paper."""
         return [task.head, *(() if self.teacher is None else self.teacher.heads)]
 
     def _distance(self, new: Tensor, old: Tensor, loss: Loss) -> Tensor:
@@ -60,20 +68,29 @@ class LwF(Method):
         return self.temperature**2 * F.kl_div(soft[1], soft[0], reduction="batchmean", log_target=True)
 
     def finish(self, task: Task) -> None:
-        """The model as it is now becomes the teacher."""
-        self.adopted(task.model)
+        """The model becomes the teacher."""
+        self.teacher = copy.deepcopy(task.model).eval().requires_grad_(False)
 
-    def adopted(self, model: Classifier) -> None:
-        """It needs no sample to be a teacher."""
+    def adopted(self, model: Classifier, head: str, task: Task | None) -> None:
+        """The adopted classifier becomes the teacher; no sample is needed."""
         self.teacher = copy.deepcopy(model).eval().requires_grad_(False)
 
     def state(self) -> State:
-        """The teacher, but for the frozen network that it shares with the model."""
+        """The teacher without the frozen network, which it shares with the model."""
         return joined_states(teacher=self.teacher)
 
     def load_state(self, tensors: Tensors, header: Header, model: Classifier) -> None:
-        """See `Method`."""
         parts = split_states(tensors, header)
         self.teacher = copy.deepcopy(model).eval().requires_grad_(False) if parts else None
         if self.teacher is not None:
             self.teacher.load_state(*parts["teacher"])
+
+
+def refuse_strict(model: Model) -> None:
+    """Reject the truly linear model.
+
+    Raises:
+        ValueError: when `strict` is set.
+    """
+    if isinstance(model, Network) and model.strict:
+        raise ValueError("strict=True is for methods without replay and distillation, such as 'dlcft'.")

@@ -3,80 +3,147 @@
 from __future__ import annotations
 
 import copy
+import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from dlcft.curvature.blocks import InputGram
 from dlcft.curvature.estimate import estimate
 from dlcft.curvature.memory import Memory
-from dlcft.methods.base import Batch, Header, Method, PastOfHead, State, Task, Tensors, joined_states, split_states
-from dlcft.methods.buffer import Buffer
-from dlcft.methods.replay import replayed_loss
+from dlcft.curvature.statistics import InputGramStatistics, Statistics, find_statistics
+from dlcft.methods.base import (
+    Batch,
+    Header,
+    Loop,
+    Method,
+    PastOfHead,
+    State,
+    Task,
+    Tensors,
+    joined_states,
+    split_states,
+)
+from dlcft.methods.replay import Buffer, replayed_loss
+from dlcft.methods.settings import Model, Network, Reading, Scenario, Training, setting
 from dlcft.network.classifier import Classifier
+from dlcft.network.names import qualified
+
+log = logging.getLogger("dlcft")
 
 
-@dataclass(eq=False)
+@dataclass
 class Quadratic(Method):
     """EWC, MAS, OSLA and DLCFT: one class with other switches.
 
     Args:
-        curvature: an estimator's name (or `Statistics` class).
-        include_head: whether the head is remembered; not so with one head a task.
+        curvature: an estimator's name, or a `Statistics` class of one's own, also as `module:Name`.
+        adapt: "always": every task trains the backbone. "first": only the first task does; later ones only solve the
+            head in closed form, and `E[zzᵀ]` is all that is remembered, exactly (needs `head_start="ridge"`,
+            `loss="mse"`, `strict=False`, and any curvature but diagonal, mas and dense). "auto": "first" in class-IL
+            without a buffer, where training on makes new outputs answer for old inputs; otherwise "always".
         weigh_by: "tasks" (each counts 1, the paper) or "samples".
-        mean: `(w L_data + w̄ L_reg)/(w + w̄)`, the paper's objective; else `L_data + strength·w̄·L_reg`, as the
-            baselines trained with SGD, whose learning rate would shrink otherwise.
-        strength: see `mean`.
+        mean: divide by w + w̄, as the paper. False for baselines trained with SGD, whose effective learning rate would
+            shrink with every task.
+        strength: factor on penalty and replay together.
         first_order: whether the penalty has the gradient at its anchor too.
         keep_gradient: whether the memory keeps that gradient in any case, for `predicted_increase`.
-        draws: of the estimator; None for exact.
-        curvature_samples: how many samples the estimator looks at; None for all.
-        buffer: of past samples, or None.
+        draws: output gradients drawn for each sample; None for the exact sum.
+        curvature_samples: how many samples the curvature is estimated from; None for all.
+        buffer: how many past samples are kept and replayed, in class-IL; 0 for none.
         balance: the paper's λ, between penalty and replay.
-        replay_batch: how many are replayed a step.
+        replay_batch: samples replayed a step.
     """
 
-    curvature: Any
-    include_head: bool = True
-    weigh_by: str = "tasks"
+    curvature: str | type[Statistics] = setting("exact-tk", kind=str)
+    adapt: str = setting("always", among=("always", "first", "auto"))
+    weigh_by: str = setting("tasks", among=("tasks", "samples"))
     mean: bool = True
-    strength: float = 1.0
+    strength: float = setting(1.0, least=0)
     first_order: bool = False
     keep_gradient: bool = False
-    draws: int | None = 1
-    curvature_samples: int | None = None
-    buffer: Buffer | None = None
-    balance: float = 0.5
-    replay_batch: int = 32
-    memory: Memory | None = None
+    draws: int | None = setting(1, optional=True, least=1)
+    curvature_samples: int | None = setting(None, kind=int, optional=True, least=1)
+    buffer: int = setting(0, least=0)
+    balance: float = setting(0.5, least=0, most=1)
+    replay_batch: int = setting(32, least=1)
 
-    def past_of_head(self, task: Task) -> PastOfHead | None:
-        """See `Method`: where the head's block is `Z ⊗ I`, and all that ψ does goes through the head's features."""
-        names = task.model.head_names(task.head)
-        if self.memory is None or names[0] not in self.memory.anchor or task.model.strict:
-            return None
-        block = next(block for block in self.memory.curvature.blocks.values() if names[0] in block.names)
-        if not isinstance(block, InputGram):
-            return None
-        ratio = self.strength * self.memory.weight / (self._weight(task) if self.mean else 1.0)
-        return PastOfHead(block.gram[0], ratio)
+    def __post_init__(self) -> None:
+        """See `Method`; the curvature is found by its name."""
+        if not isinstance(self.curvature, str):
+            self.curvature = qualified(self.curvature)
+        super().__post_init__()
+        find_statistics(self.curvature)
+        self.memory: Memory | None = None
+        self.kept: Buffer | None = None
+        self.trains_once = False
+
+    def bind(self, scenario: Scenario, model: Model, training: Reading) -> None:
+        super().bind(scenario, model, training)
+        assert isinstance(model, Network)
+        assert isinstance(training, Training)
+        by_moment = find_statistics(self.curvature).on_head(self.loss) is InputGramStatistics
+        solvable = by_moment and training.head_start == "ridge" and model.loss == "mse" and not model.strict
+        if self.adapt == "first" and not solvable:
+            raise ValueError(
+                "adapt='first' needs head_start='ridge', loss='mse', strict=False and a curvature that keeps a head's "
+                "E[zzᵀ]: not diagonal, mas or dense."
+            )
+        # a buffer belongs to class-incremental learning; elsewhere the paper's method has none
+        self.kept = Buffer(self.buffer) if self.buffer and scenario == "class-il" else None
+        alone = scenario == "class-il" and self.kept is None
+        self.trains_once = self.adapt == "first" or (self.adapt == "auto" and alone and solvable)
+
+    def unused(self) -> dict[str, str]:
+        once = (
+            "the backbone is trained in the first task only, so its curvature is never used; to use it, also give "
+            "adapt='always' or, in 'class-il', a buffer"
+        )
+        why = dict.fromkeys(("curvature", "draws", "curvature_samples"), once) if self.trains_once else {}
+        if self.kept is None:
+            replay = "samples are replayed in 'class-il' with a buffer only"
+            why |= dict.fromkeys(("balance", "replay_batch", *(("buffer",) if self.buffer else ())), replay)
+        return why
+
+    def learn(self, tasks: Sequence[Task], loop: Loop) -> None:
+        """See `Method`; with `trains_once`, later tasks solve their heads and leave the backbone."""
+        if loop.first or not self.trains_once:
+            super().learn(tasks, loop)
+            return
+        log.info("the backbone is trained in the first task only (adapt=%r): solving the head", self.adapt)
+        loop.start_heads(tasks)
+        for task in tasks:
+            self.start(task)
+        self.remember(tasks)
 
     def objective(self, task: Task, batch: Batch) -> Tensor:
-        """`(w L_data + w̄ L_reg)/(w + w̄)` with `L_reg = λ·penalty + (1−λ)·L_replay`."""
+        """`(w·L_data + strength·w̄·L_reg)/(w + w̄)` with `L_reg = λ·penalty + (1−λ)·L_replay`, λ the `balance`.
+
+        w is the weight of the new task, w̄ that of all old ones: 1 and t−1 in the paper.
+        """
         data = task.loss.value(task.model(batch.x, task.head), batch.y)
         if self.memory is None:
             return data
         old = self.memory.penalty(self._params(task), first_order=self.first_order)
-        if self.buffer is not None and len(self.buffer):
-            old = self.balance * old + (1 - self.balance) * replayed_loss(
-                task, self.buffer, self.replay_batch, batch.generator
-            )
+        if self.kept is not None and len(self.kept):
+            replayed = replayed_loss(task, self.kept, self.replay_batch, batch.generator)
+            old = self.balance * old + (1 - self.balance) * replayed
         new_weight, old_weight = self._weight(task), self.memory.weight
         if self.mean:
             return (new_weight * data + self.strength * old_weight * old) / (new_weight + old_weight)
         return data + self.strength * old_weight * old
+
+    def past_of_head(self, task: Task) -> PastOfHead | None:
+        """None unless the head's block is `Z ⊗ I` and the model is not strict."""
+        name = task.model.head_names(task.head)[0]
+        if self.memory is None or name not in self.memory.anchor or task.model.strict:
+            return None
+        moment = self.memory.curvature.head_moment(name)
+        if moment is None:
+            return None
+        ratio = self.strength * self.memory.weight / (self._weight(task) if self.mean else 1.0)
+        return PastOfHead(moment, ratio)
 
     def grown(self, names: tuple[str, str], outputs: int) -> None:
         """The memory grows with the head."""
@@ -98,35 +165,39 @@ class Quadratic(Method):
             generator=task.generator("curvature"),
             samples=self.curvature_samples,
             total=task.samples,
-            include_head=self.include_head,
+            include_backbone=not self.trains_once,
+            include_head=self._includes_head,
             gradient=self.first_order or self.keep_gradient,
         )
         remember = Memory.of if self.memory is None else self.memory.absorb
         self.memory = remember(params, found.curvature, self._weight(task), found.gradient)
-        if self.buffer is not None:
+        if self.kept is not None:
             generator = task.generator("buffer")
             for x, y in task.batches:
-                self.buffer.add(x, y, head=task.head, generator=generator)
+                self.kept.add(x, y, head=task.head, generator=generator)
 
-    def snapshot(self) -> Method:
-        """See `Method`."""
-        kept = copy.copy(self)
-        kept.buffer = copy.deepcopy(self.buffer)
-        return kept
+    def snapshot(self) -> Quadratic:
+        snapshot = copy.copy(self)
+        snapshot.kept = copy.deepcopy(self.kept)
+        return snapshot
 
     def state(self) -> State:
         """The memory and the buffer."""
-        return joined_states(memory=self.memory, buffer=self.buffer)
+        return joined_states(memory=self.memory, buffer=self.kept)
 
     def load_state(self, tensors: Tensors, header: Header, model: Classifier) -> None:
-        """See `Method`."""
         parts = split_states(tensors, header)
         self.memory = Memory.from_state(*parts["memory"]) if "memory" in parts else None
         if "buffer" in parts:
-            self.buffer = Buffer.from_state(*parts["buffer"])
+            self.kept = Buffer.from_state(*parts["buffer"])
+
+    @property
+    def _includes_head(self) -> bool:
+        """Whether the head is remembered: not in task-il, where later tasks never train it."""
+        return self.scenario != "task-il"
 
     def _params(self, task: Task) -> dict[str, torch.nn.Parameter]:
-        return task.model.params(task.head if self.include_head else None)
+        return task.model.params(task.head if self._includes_head else None)
 
     def _weight(self, task: Task) -> float:
         return task.weight * (task.samples if self.weigh_by == "samples" else 1.0)

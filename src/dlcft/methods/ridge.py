@@ -8,26 +8,18 @@ References:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from dlcft.closed_form.sums import Part, RidgeSums
-from dlcft.methods.base import (
-    Batch,
-    Batches,
-    Header,
-    Method,
-    State,
-    Task,
-    Tensors,
-    joined_states,
-    split_states,
-)
+from dlcft.methods.base import Batch, Batches, Header, Loop, Method, State, Task, Tensors, joined_states, split_states
+from dlcft.methods.settings import Model, Reading, Scenario, setting
 from dlcft.network.classifier import Classifier
+from dlcft.network.inputs import reference
 
 
 def accuracy_share(features: int, samples: int) -> float:
@@ -41,12 +33,12 @@ def accuracy_share(features: int, samples: int) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Origin:
-    """What the ridge pulls to, and what is answered as long as nothing was learned: a head that was adopted.
+    """An adopted head: the ridge pulls to it, and it answers until something is learned.
 
     Attributes:
         weight: V0, outputs × features, of the first columns; later ones start from zero.
-        bias: used only as long as nothing was learned.
-        counts: the weight of the samples of each output that came with it; zeros without any.
+        bias: used only until something is learned.
+        counts: for each output the weight of its samples that came with the head; zeros without any.
     """
 
     weight: Tensor
@@ -58,29 +50,29 @@ class Origin:
         return {"weight": self.weight, "bias": self.bias, "counts": self.counts}, {}
 
     def without_sample(self, factor: float) -> Origin:
-        """What it is when the sample that came with it, and told its scale, is forgotten: that times `factor`."""
+        """The origin after its adoption sample is forgotten, rescaled."""
         return Origin(factor * self.weight, factor * self.bias, torch.zeros_like(self.counts))
 
     def same(self, other: Origin) -> bool:
-        """Whether both are one head, without a sample."""
+        """Whether both are the same head, without a sample."""
         alone = not (self.counts.any() or other.counts.any())
         return alone and torch.equal(self.weight, other.weight) and torch.equal(self.bias, other.bias)
 
     def is_all(self, sums: RidgeSums | None) -> bool:
-        """Whether nothing was learned beside it, or all of that has been forgotten."""
+        """Whether nothing else is in the sums."""
         if sums is None or not sums.samples:
             return True
         counts = torch.cat([self.counts, self.counts.new_zeros(max(0, sums.classes - len(self.counts)))])
         return torch.allclose(sums.grow(len(counts)).counts, counts.to(sums.counts))
 
     def answers(self, outputs: int) -> tuple[Tensor, Tensor]:
-        """Its weight and bias, zero for outputs that have come and gone."""
+        """Its weight and bias, with zeros for outputs that came later."""
         more = outputs - len(self.weight)
         weight = torch.cat([self.weight, self.weight.new_zeros(more, self.weight.shape[1])])
         return weight, torch.cat([self.bias, self.bias.new_zeros(more)])
 
     def supposed(self, sums: RidgeSums, scale: float) -> RidgeSums:
-        """The sums, and for outputs of this head without a sample those of Gaussians that fit to it.
+        """The sums, completed by Gaussian classes for outputs of this head without a sample.
 
         A linear head with weights w_c is the best for Gaussian classes of a common covariance Σ if their means are
         `m + g Σ w_c` (linear discriminant analysis). Σ and m are those of the data that there is; g is such that the
@@ -104,97 +96,117 @@ class Origin:
         return RidgeSums(counts, class_sums, gram, sums.samples + round(per_class * len(missing)))
 
 
-@dataclass(eq=False)
+@dataclass
 class Ridge(Method):
     """Exact for any order and split of the data: no learning rate, no epochs, nothing to tune but the ridge.
 
     All heads share one regression; a head's outputs are some of its columns, so that task-incremental learning is the
-    same fit with the outputs restricted. It is solved when a prediction asks for it.
+    same fit with the outputs restricted. `solve` solves it.
 
     Args:
         ridge: relative to standardised features; None takes `accuracy_share` of `RidgeSums.choose_ridge`, which looks
             at the sums alone, so that order and split do not matter.
         weigh_by: "samples" or "tasks" (each task counts the same).
-        scale: α of the targets.
-        balance: see `RidgeSums.solve`.
-        origin: what the ridge pulls to, or None for zero.
+        equal_classes: whether all classes weigh the same, see `RidgeSums.solve`.
     """
 
-    ridge: float | None = None
-    weigh_by: str = "samples"
-    scale: float = 15.0
-    balance: bool = False
-    sums: RidgeSums | None = None
-    columns: dict[str, list[int]] = field(default_factory=dict)
-    before: RidgeSums | None = None
-    solved: bool = True
-    origin: Origin | None = None
-    fits: list[tuple[RidgeSums | None, tuple[Tensor, Tensor]]] = field(default_factory=list)
+    ridge: float | None = setting(None, kind=float, optional=True, least=0)
+    weigh_by: str = setting("samples", among=("samples", "tasks"))
+    equal_classes: bool = False
 
-    trains = False
+    closed_form: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.scale = 15.0
+        self.sums: RidgeSums | None = None
+        self.before: RidgeSums | None = None
+        self.columns: dict[str, list[int]] = {}
+        self.origin: Origin | None = None
+        self.solved = True
+        self.fits: list[tuple[RidgeSums | None, tuple[Tensor, Tensor]]] = []
+
+    def bind(self, scenario: Scenario, model: Model, training: Reading) -> None:
+        super().bind(scenario, model, training)
+        self.scale = model.scale
 
     def objective(self, task: Task, batch: Batch) -> Tensor:
         """Never called."""
         raise NotImplementedError("ridge regression is solved, not trained")
 
+    def learn(self, tasks: Sequence[Task], loop: Loop) -> None:
+        """Add the tasks' sums."""
+        before = self.sums
+        self.remember(tasks)
+        self.before = before
+
     def finish(self, task: Task) -> None:
-        """Add the task's sums."""
-        layer = task.model.head(task.head)
-        columns = self.reserve(task.head, layer.out_features)
-        before = self.sums or RidgeSums.empty(layer.in_features, device=_sums_device(layer.weight.device))
+        """Add a task's sums."""
+        columns = self._reserve(task.head, task.model.head(task.head).out_features)
+        before = self.sums or self._none(task.model)
         weight = task.weight / task.samples if self.weigh_by == "tasks" else task.weight
-        total = before.extend(_rows(task.model, columns, task.batches, weight))
-        self._keep(total, self.sums)
+        self._keep(before.extend(_rows(task.model, columns, task.batches, weight)))
 
-    def learned_together(self) -> None:
-        """See `Method`."""
-        self.before = None
-
-    def reserve(self, head: str, outputs: int) -> list[int]:
-        """The columns of a head, new ones behind all others where it has more outputs than before."""
-        known = self.columns.get(head, [])
-        first = sum(len(columns) for columns in self.columns.values())
-        columns = [*known, *range(first, first + outputs - len(known))]
-        self.columns = {**self.columns, head: columns}
-        return columns
-
-    def forget(self, model: Classifier, head: str, batches: Batches, weight: float = 1.0) -> None:
-        """Take samples out again, as if they had never been seen.
+    def forget(self, task: Task, *, origin_factor: float | None = None) -> None:
+        """Remove samples, as if they had never been seen.
 
         Args:
-            model: whose features they were seen by.
-            head: theirs.
-            batches: the samples.
-            weight: what each of them counted.
+            task: the samples, and the weight that each of them counted.
+            origin_factor: when they are the sample of an adopted head, which told its scale: rescales that head.
 
         Raises:
             ValueError: when they cannot have been learned, or every task was given the same weight.
         """
-        if self.weigh_by != "samples" or self.sums is None:
-            raise ValueError(f"weigh_by is {self.weigh_by!r}; samples can be taken out where it is 'samples'.")
+        if self.weigh_by != "samples":
+            raise ValueError(f"weigh_by is {self.weigh_by!r}; samples can be forgotten where it is 'samples'.")
+        if self.sums is None:
+            raise ValueError("nothing has been learned since the head was adopted, so nothing can be forgotten.")
         none = RidgeSums.empty(self.sums.features, dtype=self.sums.gram.dtype, device=self.sums.gram.device)
-        self._keep(self.sums.minus(none.extend(_rows(model, self.columns[head], batches, weight))), None)
+        rows = _rows(task.model, self.columns[task.head], task.batches, task.weight)
+        self._keep(self.sums.minus(none.extend(rows)))
+        if origin_factor is not None and self.origin is not None:
+            self.origin = self.origin.without_sample(origin_factor)
 
-    def adopted_alike(self, other: Ridge) -> bool:
-        """Whether both start from the same head, and no sample came with it, which would count twice; or from none."""
-        if self.origin is None or other.origin is None:
-            return self.origin is other.origin
-        return self.origin.same(other.origin)
+    def merge(self, other: Ridge, places: Mapping[str, Sequence[int]]) -> None:
+        """Add the sums of another learner.
 
-    def merge(self, other: Ridge, places: list[int]) -> None:
-        """Add what another one has seen, its column i to this one's column `places[i]`."""
+        Args:
+            other: its method.
+            places: for each of its heads, the output here of each of its outputs.
+
+        Raises:
+            ValueError: when one was adopted from a classifier that the other was not adopted from.
+        """
+        if not self._adopted_alike(other):
+            raise ValueError(
+                "one of the two was adopted from a classifier; only learners that were adopted from the same one, "
+                "without a sample, can be merged."
+            )
+        moved: dict[int, int] = {}
+        for head, outputs in places.items():
+            own = self._reserve(head, 1 + max(outputs))
+            moved |= {column: own[place] for column, place in zip(other.columns[head], outputs, strict=True)}
         if other.sums is not None:
-            moved = other.sums.rearranged(places)
-            self._keep(moved if self.sums is None else self.sums.merge(moved), None)
+            theirs = other.sums.rearranged([moved[column] for column in range(len(moved))])
+            self._keep(theirs if self.sums is None else self.sums.merge(theirs))
+
+    def adopted(self, model: Classifier, head: str, task: Task | None) -> None:
+        """The ridge pulls to the adopted head from now on; a sample counts as a first task."""
+        layer = model.head(head)
+        self._reserve(head, layer.out_features)
+        if task is not None:
+            self.finish(task)
+        counts = torch.zeros(layer.out_features).double() if self.sums is None else self.sums.counts.cpu()
+        self.origin = Origin(layer.weight.detach().double().cpu(), layer.bias.detach().double().cpu(), counts)
 
     @torch.no_grad()
-    def settle(self, model: Classifier) -> None:
-        """Solve, unless that has been done since something was learned."""
+    def solve(self, model: Classifier) -> None:
+        """Solve the regression, unless it was solved since the sums changed last."""
         if self.solved:
             return
         weight, bias = self._solution(self.sums)
         if not (weight.isfinite().all() and bias.isfinite().all()):
-            raise ValueError("the regression has no finite solution for what was learned.")
+            raise ValueError("the regression has no finite solution for the learned data.")
         for head, columns in self.columns.items():
             layer = model.head(head)
             layer.weight.copy_(weight[columns])
@@ -202,7 +214,7 @@ class Ridge(Method):
         self.solved = True
 
     def predicted_increase(self) -> float | None:
-        """Exactly by how much the last task has raised the mean loss of all data before it; None if unknown."""
+        """The exact rise of the mean loss of all data before the last task; None if unknown."""
         if self.before is None or self.sums is None or not self.before.samples:
             return None
         now, then = self._solution(self.sums), self._solution(self.before)
@@ -214,20 +226,37 @@ class Ridge(Method):
         return tensors, {"parts": header, "columns": self.columns, "solved": self.solved}
 
     def load_state(self, tensors: Tensors, header: Header, model: Classifier) -> None:
-        """See `Method`."""
         parts = split_states(tensors, header["parts"])
         self.sums = RidgeSums.from_state(*parts["sums"]) if "sums" in parts else None
         self.origin = Origin(**parts["origin"][0]) if "origin" in parts else None
         self.columns, self.solved, self.before = header["columns"], header["solved"], None
 
-    def _keep(self, sums: RidgeSums, before: RidgeSums | None) -> None:
+    def _none(self, model: Classifier) -> RidgeSums:
+        """Empty sums, on the model's device if that has float64."""
+        device = reference(model).device
+        return RidgeSums.empty(model.feature_count, device="cpu" if device.type == "mps" else device)
+
+    def _reserve(self, head: str, outputs: int) -> list[int]:
+        """The columns of a head; new ones stand behind all others."""
+        known = self.columns.get(head, [])
+        first = sum(len(columns) for columns in self.columns.values())
+        columns = [*known, *range(first, first + outputs - len(known))]
+        self.columns = {**self.columns, head: columns}
+        return columns
+
+    def _adopted_alike(self, other: Ridge) -> bool:
+        """Whether both start from the same head without a sample, which would count twice; or from none."""
+        if self.origin is None or other.origin is None:
+            return self.origin is other.origin
+        return self.origin.same(other.origin)
+
+    def _keep(self, sums: RidgeSums) -> None:
         outputs = sum(len(columns) for columns in self.columns.values())
         self.sums = sums.grow(outputs) if sums.classes < outputs else sums
-        self.before = before
-        self.solved = False
+        self.before, self.solved = None, False
 
     def _solution(self, sums: RidgeSums | None) -> tuple[Tensor, Tensor]:
-        """The fit to sums, each computed once as long as they are here."""
+        """The fit to sums, computed once for the current sums and those before the last task."""
         for known, fit in self.fits:
             if known is sums:
                 return fit
@@ -242,8 +271,8 @@ class Ridge(Method):
             return self.origin.answers(outputs)
         assert sums is not None
         if not sums.samples:
-            return sums.class_sums, sums.counts  # all that was learned has been forgotten: zeros
-        options: dict[str, Any] = {"balance": self.balance, "scale": self.scale}
+            return sums.class_sums, sums.counts  # everything was forgotten: zeros
+        options: dict[str, Any] = {"equal_classes": self.equal_classes, "scale": self.scale}
         if self.origin is not None:
             sums = self.origin.supposed(sums.grow(outputs), self.scale)
             options["start"] = self.origin.answers(outputs)[0]
@@ -251,11 +280,6 @@ class Ridge(Method):
         if ridge is None:
             ridge = accuracy_share(sums.features, sums.samples) * sums.choose_ridge(**options)
         return sums.solve(ridge, **options)
-
-
-def _sums_device(device: torch.device) -> torch.device:
-    """Where float64 is to be had."""
-    return torch.device("cpu") if device.type == "mps" else device
 
 
 def _rows(model: Classifier, columns: list[int], batches: Batches, weight: float) -> Iterator[Part]:

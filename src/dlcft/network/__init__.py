@@ -1,1 +1,1 @@
-"""What is learned on: networks, linearised or as they are, and the classifier on top."""
+"""Networks to learn on: plain or linearised backbones, and the classifier with its heads."""

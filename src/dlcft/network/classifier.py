@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from dlcft.network.inputs import Input, call, reference
 from dlcft.network.linearize import Frozen, Linearized
+from dlcft.network.prepare import drop_caches
 
 
 class Classifier(nn.Module):
@@ -22,11 +23,11 @@ class Classifier(nn.Module):
 
     Args:
         backbone: any module that maps a batch to feature vectors.
-        features: their length.
-        strict: see above; needs a `Linearized` backbone.
+        features: the length of a feature vector.
+        strict: see above.
 
     Raises:
-        ValueError: when `strict` is asked of a plain backbone.
+        ValueError: when `strict` is True and the backbone is not `Linearized`.
     """
 
     def __init__(self, backbone: nn.Module, features: int, *, strict: bool = False) -> None:
@@ -42,8 +43,7 @@ class Classifier(nn.Module):
         """Logits, batch × outputs."""
         layer = self.head(head)
         if self.strict:
-            assert isinstance(self.backbone, Linearized)
-            value, change = call_split(self.backbone, x)
+            value, change = call(self.backbone.split, x)  # type: ignore[arg-type]
             return layer(value) + change @ self.directions(head).T  # type: ignore[no-any-return]
         return layer(self.features(x))  # type: ignore[no-any-return]
 
@@ -51,7 +51,7 @@ class Classifier(nn.Module):
         """Feature vectors, batch × features.
 
         Raises:
-            ValueError: when the backbone gives something else.
+            ValueError: when the backbone returns anything else.
         """
         z = call(self.backbone, x)
         if not isinstance(z, Tensor) or z.dim() != 2 or z.shape[1] != self.feature_count:
@@ -65,7 +65,7 @@ class Classifier(nn.Module):
         """The linear layer of a head.
 
         Raises:
-            ValueError: when there is none of that name.
+            ValueError: when no head has that name.
         """
         if name not in self.heads:
             raise ValueError(f"no head {name!r}; there are: {', '.join(self.heads) or 'none'}.")
@@ -74,10 +74,10 @@ class Classifier(nn.Module):
         return layer
 
     def add_head(self, name: str, outputs: int) -> None:
-        """A new head, zero at first.
+        """Add a head of zeros.
 
         Raises:
-            ValueError: when the name is taken or cannot be one, or there are no outputs.
+            ValueError: when the name is taken or invalid, or `outputs` is less than 1.
         """
         if name in self.heads or "." in name or not name:
             raise ValueError(f"a head cannot be called {name!r}: the name is taken, empty or has a dot.")
@@ -92,7 +92,7 @@ class Classifier(nn.Module):
         """Append zero rows to a head until it has `outputs`; its old logits do not change.
 
         Raises:
-            ValueError: when it has more already.
+            ValueError: when it has more outputs than that.
         """
         old = self.head(name)
         if outputs < old.out_features:
@@ -108,7 +108,7 @@ class Classifier(nn.Module):
             self.register_buffer(f"directions_{name}", directions)
 
     def set_heads(self, outputs: Mapping[str, int]) -> None:
-        """Replace all heads by new ones, zero at first, with so many outputs."""
+        """Replace all heads by heads of zeros, given the number of outputs by name."""
         for name in list(self.heads):
             del self.heads[name]
         for name, count in outputs.items():
@@ -119,22 +119,22 @@ class Classifier(nn.Module):
         return self.get_buffer(f"directions_{name}")
 
     def fix_directions(self, name: str, weight: Tensor) -> None:
-        """Set W0: through which combination of features ψ acts on each output."""
+        """Set W0 of a head of a strict model."""
         self.directions(name).copy_(weight)
 
     def head_names(self, name: str) -> tuple[str, str]:
-        """The parameter names of a head: weight and bias."""
+        """The names of a head's weight and bias among all parameters."""
         return f"heads.{name}.weight", f"heads.{name}.bias"
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """All that learning may change, and the heads' sizes."""
+        """All learned tensors, and the sizes of the heads."""
         return learned_state(self), {"heads": {name: self.head(name).out_features for name in self.heads}}
 
     def load_state(self, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
         """The inverse of `state`.
 
         Raises:
-            ValueError: when something was learned that this model does not have.
+            ValueError: when a tensor belongs to no parameter or buffer of this model.
         """
         self.set_heads(header["heads"])
         unknown = self.load_state_dict(dict(tensors), strict=False).unexpected_keys
@@ -151,7 +151,7 @@ class Classifier(nn.Module):
 
 @torch.no_grad()
 def _zero_layer(features: int, outputs: int, like: Tensor) -> nn.Linear:
-    """A linear layer of zeros; torch's own start would draw from the caller's random numbers."""
+    """A linear layer of zeros; torch's own initialisation would change the caller's random state."""
     layer = nn.utils.skip_init(nn.Linear, features, outputs, device=like.device, dtype=like.dtype)
     for parameter in layer.parameters():
         parameter.zero_()
@@ -160,9 +160,10 @@ def _zero_layer(features: int, outputs: int, like: Tensor) -> nn.Linear:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """The model in evaluation mode, and then each of its modules as it was."""
+    """Evaluation mode inside the block, without caches; afterwards every module has its former mode."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
+    drop_caches(model)
     try:
         yield
     finally:
@@ -170,15 +171,8 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-def call_split(backbone: Linearized, x: Input) -> tuple[Tensor, Tensor]:
-    """The value and the change of a linearised backbone on a batch."""
-    if isinstance(x, Mapping):
-        return backbone.split(**x)
-    return backbone.split(*x) if isinstance(x, tuple) else backbone.split(x)
-
-
 def learned_state(model: nn.Module) -> dict[str, Tensor]:
-    """Copies of all that learning may change, by name: no part of a frozen network is among it."""
+    """Copies of all parameters and buffers by name, except those of frozen networks."""
     frozen = [f"{name}.base." if name else "base." for name, m in model.named_modules() if isinstance(m, Frozen)]
     named = model.state_dict().items()
     return {name: t.detach().clone() for name, t in named if not any(name.startswith(prefix) for prefix in frozen)}

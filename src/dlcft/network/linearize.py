@@ -1,7 +1,7 @@
 """The linearised network: a frozen network and its exact first-order change.
 
-A network `g` with pre-trained parameters ψ0 becomes `g_lin(x; ψ) = g(x; ψ0) + D_ψ g(x; ψ0)·ψ`: linear in ψ, which
-starts at zero and is all that is learned. One forward-mode pass computes both terms for any `nn.Module`.
+A network `g` with pre-trained parameters ψ0 becomes `g_lin(x; ψ) = g(x; ψ0) + D_ψ g(x; ψ0)·ψ`: linear in ψ. Only ψ is
+learned; it starts at zero. One forward-mode pass computes both terms for any `nn.Module`.
 
 References:
     Mu, Liang, Li, "Gradients as Features for Deep Representation Learning" (2020), https://arxiv.org/abs/2004.05529
@@ -12,22 +12,19 @@ from __future__ import annotations
 
 import copy
 import difflib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
 import torch.autograd.forward_ad as forward_ad
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map_only
 
-from dlcft.network.prepare import require_statistics
+from dlcft.network.forward_mode import LeavesTorch, forward_mode_kernels
+from dlcft.network.inputs import AnyLayout, functional_call, use_channels_last
+from dlcft.network.prepare import drop_caches, require_statistics
 
 Selection = Callable[[str], bool] | Iterable[str] | str | None
 
@@ -39,17 +36,18 @@ class Frozen(nn.Module):
 
     def train(self, mode: bool = True) -> Frozen:
         """Set the mode of everything but `base`, which stays in evaluation mode."""
-        super().train(mode)
-        self.base.eval()
+        self.training = mode
+        for child in self.children():
+            child.train(mode and child is not self.base)
         return self
 
 
 class Linearized(Frozen):
     """`base(x) + J(x)·delta`, with `base` frozen and `delta` (the paper's ψ) trainable.
 
-    The network is copied, so the caller's stays as it is. `base` is always in evaluation mode: it gets no gradient,
-    its buffers do not change and dropout is off, also after `train()`. Fold BatchNorm first
-    (`fold_batchnorm`) unless its scale and shift are to be learned.
+    The network is copied; the caller's does not change. `base` is always in evaluation mode, also after `train()`: it
+    gets no gradient, its buffers do not change and dropout is off. Fold BatchNorm first (`fold_batchnorm`) unless its
+    scale and shift shall be learned.
 
     Layers below the first trainable parameter run as one plain forward pass.
 
@@ -76,11 +74,7 @@ class Linearized(Frozen):
     """
 
     def __init__(
-        self,
-        module: nn.Module,
-        *,
-        train: Selection = None,
-        output: int | str | Callable[[Any], Tensor] | None = None,
+        self, module: nn.Module, *, train: Selection = None, output: int | str | Callable[[Any], Tensor] | None = None
     ) -> None:
         if not isinstance(module, nn.Module):
             raise TypeError(f"Linearized takes an nn.Module, not {type(module).__name__}.")
@@ -88,12 +82,10 @@ class Linearized(Frozen):
         self.base = copy.deepcopy(module).requires_grad_(False).eval()
         self.output = output
         self._norms = [(name, m) for name, m in self.base.named_modules() if isinstance(m, _BatchNorm)]
-        for name, norm in self._norms:
-            require_statistics(name, norm)
+        require_statistics(self.base)
         self._in_place = [m for m in self.base.modules() if getattr(m, "inplace", None) is True]
-        for m in self.base.modules():
-            if isinstance(m, nn.Conv2d | nn.ConvTranspose2d):  # about 1.25 times faster on a CPU
-                m.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        drop_caches(self.base)
+        use_channels_last(self.base)
         parameters = dict(self.base.named_parameters())
         self.delta = _tree({name: torch.zeros_like(parameters[name]) for name in select(parameters, train)})
 
@@ -121,26 +113,25 @@ class Linearized(Frozen):
             return self._split(args, kwargs)
         except torch.OutOfMemoryError:
             raise
-        except (RuntimeError, _LeavesTorch) as error:
-            with torch.no_grad():
-                self.base(*args, **kwargs)  # an error that has nothing to do with linearising shows itself here
+        except (RuntimeError, LeavesTorch) as error:
+            with torch.no_grad(), AnyLayout():
+                self.base(*args, **kwargs)  # raises if the plain network fails too
             name = self._innermost(args, kwargs)
-            culprit = self.base.get_submodule(name)
-            raise ValueError(
-                f"cannot linearise {name or 'the network'!r} ({type(culprit).__name__}): {_first_sentence(error)}"
-            ) from error
+            kind = type(self.base.get_submodule(name)).__name__
+            why = str(error).strip().split("\n")[0].split(". ")[0].rstrip(".")
+            raise ValueError(f"cannot linearise {name or 'the network'!r} ({kind}): {why}.") from error
 
     def extra_repr(self) -> str:
-        """Say how much is trainable."""
+        """How many parameters are trainable."""
         trainable = sum(p.numel() for p in self.delta.parameters())
         total = sum(p.numel() for p in self.base.parameters())
         return f"trainable={trainable:,} of {total:,}"
 
     @torch.no_grad()
     def _decide_in_place(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """At the first call: let activations work in place no more, as forward mode would copy value and tangent again.
+        """At the first call: switch in-place activations off, because forward mode would copy value and tangent again.
 
-        Unless that changes the outputs: a network may read again what an activation has changed.
+        They stay on if the outputs depend on it: a network may read a tensor again that an activation has changed.
         """
         if not self._in_place:
             return
@@ -148,7 +139,7 @@ class Linearized(Frozen):
         def outputs(in_place: bool) -> Tensor:
             for m in self._in_place:
                 m.inplace = in_place  # type: ignore[assignment]
-            own = tree_map(lambda t: t.clone() if isinstance(t, Tensor) else t, (args, kwargs))
+            own = tree_map_only(Tensor, torch.clone, (args, kwargs))
             with forward_mode_kernels():
                 return choose_output(self.base(*own[0], **own[1]), self.output)
 
@@ -160,7 +151,7 @@ class Linearized(Frozen):
         base = dict(self.base.named_parameters())
         recorded = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
         with (
-            torch.inference_mode(False),  # which would switch forward mode off too
+            torch.inference_mode(False),  # inference mode would switch forward mode off
             torch.set_grad_enabled(recorded),
             forward_mode_kernels(),
             forward_ad.dual_level(),
@@ -169,7 +160,8 @@ class Linearized(Frozen):
             chosen = choose_output(functional_call(self.base, duals, args, kwargs), self.output)
             value, tangent = forward_ad.unpack_dual(chosen)
         if tangent is None:
-            raise ValueError(f"no trainable parameter reaches the output: {_some(duals)}.")
+            more = f" and {len(duals) - 3} more" if len(duals) > 3 else ""
+            raise ValueError(f"no trainable parameter reaches the output: {', '.join(list(duals)[:3])}{more}.")
         return value, tangent
 
     def _innermost(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
@@ -181,7 +173,7 @@ class Linearized(Frozen):
             handles.append(module.register_forward_hook(lambda *_: running.pop() and None))
         try:
             self._split(args, kwargs)
-        except (RuntimeError, _LeavesTorch):
+        except (RuntimeError, LeavesTorch):
             return running[-1]
         finally:
             for handle in handles:
@@ -190,38 +182,28 @@ class Linearized(Frozen):
 
 
 def select(names: Iterable[str], chosen: Selection) -> list[str]:
-    """Those of `names` that a selection means: see `Linearized(train=…)`.
-
-    Raises:
-        ValueError: when an entry means no parameter, or nothing is left.
-    """
+    """The names that a selection matches: see `Linearized(train=…)`."""
     names = list(names)
     if chosen is None:
         kept = names
-    elif isinstance(chosen, str):
-        return select(names, [chosen])
     elif callable(chosen):
         kept = [name for name in names if chosen(name)]
     else:
-        entries = list(chosen)
+        entries = [chosen] if isinstance(chosen, str) else list(chosen)
         for entry in entries:
-            if not any(_means(entry, name) for name in names):
+            if not any(_matches(entry, name) for name in names):
                 prefixes = {name.rsplit(".", depth)[0] for name in names for depth in range(name.count(".") + 1)}
                 near = difflib.get_close_matches(str(entry), sorted({*names, *prefixes}), n=3)
                 hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
                 raise ValueError(f"no parameter is named or lies under {entry!r}.{hint}")
-        kept = [name for name in names if any(_means(entry, name) for entry in entries)]
+        kept = [name for name in names if any(_matches(entry, name) for entry in entries)]
     if not kept:
         raise ValueError(f"no parameter is trainable: the network has {len(names)}, and train={chosen!r} keeps none.")
     return kept
 
 
 def choose_output(returned: Any, output: int | str | Callable[[Any], Tensor] | None) -> Tensor:
-    """The tensor of a network's return value that `output` means.
-
-    Raises:
-        ValueError: when the choice is not a floating-point tensor, or is missing while there are several.
-    """
+    """The tensor that `output` selects from a network's return value: see `Linearized(output=…)`."""
     if callable(output):
         chosen = output(returned)
     elif output is None:
@@ -242,159 +224,6 @@ def choose_output(returned: Any, output: int | str | Callable[[Any], Tensor] | N
     return chosen
 
 
-@contextmanager
-def forward_mode_kernels() -> Iterator[None]:
-    """Arrange kernels that have forward-mode derivatives, and put the former choice back."""
-    fast_path = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with sdpa_kernel(SDPBackend.MATH), _ForwardMode():
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast_path)
-
-
-class _LeavesTorch(Exception):
-    """A value with a tangent was turned into a Python number, so its derivative would be lost."""
-
-
-class _ForwardMode(TorchFunctionMode):
-    """What forward mode needs of single operations while a network runs."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func in _LAYERS:
-            return _layer(func, *args, **kwargs)
-        if func is torch.relu or (func is F.relu and not _in_place(1, args, kwargs)):
-            return _rectifier(args[0] if args else kwargs["input"], 0.0)
-        if func is F.leaky_relu and not _in_place(2, args, kwargs):
-            return _leaky(*args, **kwargs)
-        if func is F.batch_norm and not (args[5] if len(args) > 5 else kwargs.get("training", False)):
-            return _frozen_norm(*args, **kwargs)
-        if func in _NUMBERS and forward_ad.unpack_dual(args[0]).tangent is not None:
-            raise _LeavesTorch(f"it calls .{func.__name__}() on a value that depends on the trainable parameters.")
-        if func is torch.lstm:  # the fused kernel has no forward-mode derivative
-            with torch.backends.mkldnn.flags(enabled=False, deterministic=None, allow_tf32=None, fp32_precision=None):
-                return func(*args, **kwargs)
-        if func is torch.Tensor.view and not args[0].is_contiguous() and not isinstance(args[1], torch.dtype):
-            # a network written for the default layout flattens with view, which channels_last cannot
-            return torch.Tensor.reshape(*args, **kwargs)
-        return func(*args, **kwargs)
-
-
-_LAYERS = frozenset({F.linear, F.conv1d, F.conv2d, F.conv3d})
-_NUMBERS = frozenset(
-    {
-        torch.Tensor.item,
-        torch.Tensor.tolist,
-        torch.Tensor.numpy,
-        torch.Tensor.__float__,
-        torch.Tensor.__int__,
-        torch.Tensor.__index__,
-    }
-)
-
-
-def _in_place(position: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether an activation is asked to work in place, by its argument there."""
-    return bool(args[position] if len(args) > position else kwargs.get("inplace", False))
-
-
-def _layer(func: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None, *args: Any, **kwargs: Any) -> Tensor:
-    """A linear or convolutional layer: one product for the value and one for each factor that has a tangent.
-
-    Torch's own rule multiplies with zeros where a tangent is absent, so frozen layers would not be free.
-    """
-    x, dx = forward_ad.unpack_dual(input)
-    weight, dweight = forward_ad.unpack_dual(weight)
-    bias, dbias = (None, None) if bias is None else forward_ad.unpack_dual(bias)
-    value = func(x, weight, bias, *args, **kwargs)
-    if func is F.conv2d and dx is not None and dweight is not None and _plain(args, kwargs):
-        return forward_ad.make_dual(value, _ConvolutionChange.apply(x, dx, weight, dweight, dbias, *args))  # type: ignore[no-any-return]
-    change = None
-    if dweight is not None:
-        change = func(x, dweight, dbias, *args, **kwargs)
-    elif dbias is not None:
-        change = dbias.view(-1, *[1] * (weight.dim() - 2)).to(value.dtype).expand_as(value)
-    if dx is not None:
-        carried = func(dx, weight, None, *args, **kwargs)
-        change = carried if change is None else carried + change
-    return value if change is None else forward_ad.make_dual(value, change)  # type: ignore[no-any-return]
-
-
-def _plain(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a convolution is called as `nn.Conv2d` does, with tuples of numbers, in one precision."""
-    complete = len(args) == 4 and not kwargs and all(isinstance(a, tuple) for a in args[:3])
-    return complete and not torch.is_autocast_enabled("cpu") and not torch.is_autocast_enabled("cuda")
-
-
-class _ConvolutionChange(torch.autograd.Function):
-    """`conv(x; ΔW, Δb) + conv(Δx; W)`, which keeps x for the backward pass but not Δx.
-
-    Torch's own convolution keeps its input also where only the gradient of that input is wanted, which does not
-    depend on it.
-    """
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor, dx: Tensor, weight: Tensor, dweight: Tensor, dbias: Tensor | None, *how: Any) -> Tensor:
-        return F.conv2d(dx, weight, None, *how) + F.conv2d(x, dweight, dbias, *how)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, _, weight, _, _, *ctx.how = inputs
-        ctx.save_for_backward(x, weight)
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight = ctx.saved_tensors
-        stride, padding, dilation, groups = ctx.how
-        _, of_dx, _, of_dweight, of_dbias, *rest = ctx.needs_input_grad
-        geometry = (stride, padding, dilation, False, (0, 0), groups)
-        grads = torch.ops.aten.convolution_backward(
-            g, x, weight, [len(weight)], *geometry, (of_dx, of_dweight, of_dbias)
-        )
-        return None, grads[0], None, grads[1], grads[2], *[None] * len(rest)
-
-
-def _leaky(input: Tensor, negative_slope: float = 0.01, inplace: bool = False) -> Tensor:
-    if negative_slope < 0:  # then the result does not tell on which side of zero the input was
-        return F.leaky_relu(input, negative_slope)
-    return _rectifier(input, negative_slope)
-
-
-def _rectifier(x: Tensor, slope: float) -> Tensor:
-    """ReLU and LeakyReLU, whose derivative is read off the result: the layer above keeps it anyway, not the input."""
-    x, dx = forward_ad.unpack_dual(x)
-    value = F.leaky_relu(x, slope) if slope else torch.relu(x)
-    if dx is None:
-        return value
-    change = torch.ops.aten.leaky_relu_backward(dx, value, slope, True)
-    return forward_ad.make_dual(value, change)  # type: ignore[no-any-return]
-
-
-def _frozen_norm(
-    input: Tensor,
-    running_mean: Tensor,
-    running_var: Tensor,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    training: bool = False,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-) -> Tensor:
-    """BatchNorm in evaluation mode as the affine map that it is: torch's own rule fails under autocast."""
-    shape = (-1, *[1] * (input.dim() - 2))
-    scale = torch.rsqrt(running_var + eps)
-    if weight is not None:
-        scale = scale * weight
-    shift = -running_mean * scale if bias is None else bias - running_mean * scale
-    return (input * scale.view(shape) + shift.view(shape)).to(input.dtype)
-
-
 def _tree(tensors: Mapping[str, Tensor]) -> nn.Module:
     """A bare module that holds each tensor as a parameter under its dotted name."""
     root = nn.Module()
@@ -402,20 +231,13 @@ def _tree(tensors: Mapping[str, Tensor]) -> nn.Module:
         *path, leaf = name.split(".")
         parent = root
         for part in path:
-            if part not in dict(parent.named_children()):
-                parent.add_module(part, nn.Module())
-            parent = parent.get_submodule(part)
+            parent = parent._modules.setdefault(part, nn.Module())  # type: ignore[assignment]
         parent.register_parameter(leaf, nn.Parameter(tensor))
     return root
 
 
-def _means(entry: str, name: str) -> bool:
+def _matches(entry: str, name: str) -> bool:
     return name == entry or name.startswith(f"{entry}.") or fnmatchcase(name, entry)
-
-
-def _some(names: Iterable[str], count: int = 3) -> str:
-    names = list(names)
-    return ", ".join(names[:count]) + (f" and {len(names) - count} more" if len(names) > count else "")
 
 
 def _describe(returned: Any) -> str:
@@ -424,7 +246,3 @@ def _describe(returned: Any) -> str:
     if isinstance(returned, list | tuple):
         return f"a {type(returned).__name__} of {len(returned)}"
     return f"a {type(returned).__name__}"
-
-
-def _first_sentence(error: Exception) -> str:
-    return str(error).strip().split("\n")[0].split(". ")[0].rstrip(".") + "."

@@ -1,8 +1,9 @@
-"""What is done to a pre-trained network before it is linearised: both functions return a changed copy."""
+"""Changes to a pre-trained network before it is linearised."""
 
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Iterator
 
 import torch
@@ -16,17 +17,15 @@ from torch.nn.utils.parametrize import is_parametrized
 def fold_batchnorm(module: nn.Module) -> nn.Module:
     """A copy in which no BatchNorm is left and, in evaluation mode, every output is the same.
 
-    One that directly follows a convolution or linear layer is merged into it. Any other becomes a frozen affine map. Of
-    a class that does more than to normalise, such as to apply an activation too, the rest stays. What follows what is
-    read off a symbolic trace; parts that cannot be traced are looked at piece by piece.
+    A BatchNorm that directly follows a convolution or linear layer is merged into it. Any other becomes a frozen affine
+    map. If its class does more than normalise, such as apply an activation, that part stays. The order of the layers
+    comes from a symbolic trace; a network that cannot be traced as a whole is traced part by part.
 
     Raises:
         ValueError: when a BatchNorm has no running statistics.
     """
     folded = copy.deepcopy(module).eval()
-    for name, norm in list(folded.named_modules()):
-        if isinstance(norm, _BatchNorm):
-            require_statistics(name, norm)
+    require_statistics(folded)
     if isinstance(folded, _BatchNorm):
         return _frozen(folded)
     merged = set()
@@ -35,8 +34,12 @@ def fold_batchnorm(module: nn.Module) -> nn.Module:
         assert isinstance(norm, _BatchNorm)
         layer = folded.get_submodule(layer_name)
         trainable = any(p.requires_grad for p in (*layer.parameters(), *norm.parameters()))
-        folded.set_submodule(layer_name, _fuse(layer, norm).requires_grad_(trainable))
-        folded.set_submodule(norm_name, _what_follows(norm))
+        if isinstance(layer, nn.Linear):
+            fused: nn.Module = fuse_linear_bn_eval(layer, norm)
+        else:
+            fused = fuse_conv_bn_eval(layer, norm, isinstance(layer, _TRANSPOSED))  # type: ignore[type-var]
+        folded.set_submodule(layer_name, fused.requires_grad_(trainable))
+        folded.set_submodule(norm_name, _rest(norm))
         merged.add(norm_name)
     for name, norm in list(folded.named_modules()):
         if isinstance(norm, _BatchNorm) and name not in merged:
@@ -45,12 +48,12 @@ def fold_batchnorm(module: nn.Module) -> nn.Module:
 
 
 def _frozen(norm: _BatchNorm) -> nn.Module:
-    affine, rest = FrozenAffine.of(norm), _what_follows(norm)
+    affine, rest = FrozenAffine(norm), _rest(norm)
     return affine if isinstance(rest, nn.Identity) else nn.Sequential(affine, rest)
 
 
-def _what_follows(norm: _BatchNorm) -> nn.Module:
-    """What is left of a BatchNorm once its map is merged elsewhere: nothing, unless its class does more than that."""
+def _rest(norm: _BatchNorm) -> nn.Module:
+    """A BatchNorm without its affine map: the identity, unless its class does more than normalise."""
     if type(norm).forward in (_BatchNorm.forward, nn.SyncBatchNorm.forward):
         return nn.Identity()
     rest = copy.deepcopy(norm)
@@ -68,36 +71,47 @@ class FrozenAffine(nn.Module):
     scale: Tensor
     shift: Tensor
 
-    def __init__(self, scale: Tensor, shift: Tensor) -> None:
+    def __init__(self, norm: _BatchNorm) -> None:
         super().__init__()
-        self.register_buffer("scale", scale)
-        self.register_buffer("shift", shift)
-
-    @classmethod
-    def of(cls, norm: _BatchNorm) -> FrozenAffine:
-        """The map that `norm` is in evaluation mode."""
         assert norm.running_mean is not None
         assert norm.running_var is not None
         scale = torch.rsqrt(norm.running_var + norm.eps)
         if norm.affine:
             scale = scale * norm.weight.detach()
         shift = -norm.running_mean * scale
-        if norm.affine:
-            shift = shift + norm.bias.detach()
-        return cls(scale, shift)
+        self.register_buffer("scale", scale)
+        self.register_buffer("shift", shift + norm.bias.detach() if norm.affine else shift)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply the map to dimension 1."""
         shape = (1, -1, *([1] * (x.dim() - 2)))
         return x * self.scale.view(shape) + self.shift.view(shape)
 
 
+class _NeverFull(dict[str, Tensor]):
+    """A dict that contains no key, so that its owner computes every entry again."""
+
+    def __contains__(self, key: object) -> bool:
+        return False
+
+
+def drop_caches(module: nn.Module) -> None:
+    """Keep a network from reusing tensors of an earlier call, in place.
+
+    Some networks (LeViT, EfficientFormer, TinyViT) keep a function of their parameters in a dict called `…_cache` while
+    they are in evaluation mode. Such a tensor has no derivative in later calls.
+    """
+    for part in module.modules():
+        for name, value in vars(part).items():
+            if name.endswith("_cache") and isinstance(value, dict):
+                setattr(part, name, _NeverFull())
+
+
 def relu_to_leaky(module: nn.Module, slope: float = 0.1) -> nn.Module:
-    """A copy in which every `nn.ReLU` is an `nn.LeakyReLU` of the given slope, as the paper's recipe has it.
+    """A copy in which every `nn.ReLU` is an `nn.LeakyReLU` of the given slope, as in the paper.
 
     Raises:
-        ValueError: when there is none, when the network calls relu as a function (which no copy of a module can
-            change), or when the slope is not in [0, 1).
+        ValueError: when there is no `nn.ReLU`, when the network calls relu as a function (which cannot be replaced), or
+            when the slope is not in [0, 1).
     """
     if not 0 <= slope < 1:
         raise ValueError(f"slope is {slope}; it must be at least 0 and less than 1.")
@@ -122,26 +136,18 @@ _RELU_FUNCTIONS = (torch.relu, torch.relu_, nn.functional.relu, nn.functional.re
 
 
 class _Tracer(torch.fx.Tracer):
-    """Looks into every module that is not torch's own, BatchNorms of any class excepted."""
+    """Traces into every module except torch's own and BatchNorms of any class."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return isinstance(m, _BatchNorm) or super().is_leaf_module(m, module_qualified_name)
 
 
 def _traces(module: nn.Module, name: str = "") -> Iterator[tuple[str, torch.fx.Graph]]:
-    """Symbolic graphs that cover as much of a network as can be traced, with the prefix of each."""
+    """Symbolic graphs of the largest parts of a network that can be traced, each with its module's name."""
     try:
         yield name, _Tracer().trace(module)
-    except (
-        torch.fx.proxy.TraceError,
-        TypeError,
-        ValueError,
-        RuntimeError,
-        AttributeError,
-        KeyError,
-        IndexError,
-    ):
-        # running a network on symbols may fail in any of these ways; its parts may still be traceable
+    except (torch.fx.proxy.TraceError, TypeError, ValueError, RuntimeError, AttributeError, LookupError):
+        # running a network on symbols may raise any of these; its parts may still be traceable
         for child, part in module.named_children():
             if next(part.children(), None) is not None:
                 yield from _traces(part, f"{name}.{child}" if name else child)
@@ -149,10 +155,7 @@ def _traces(module: nn.Module, name: str = "") -> Iterator[tuple[str, torch.fx.G
 
 def _norm_pairs(module: nn.Module) -> Iterator[tuple[str, str]]:
     """Names of (convolution or linear layer, BatchNorm) where the second is the only use of the first's output."""
-    owners: dict[int, int] = {}
-    for part in module.modules():
-        for parameter in part.parameters(recurse=False):
-            owners[id(parameter)] = owners.get(id(parameter), 0) + 1
+    owners = Counter(id(p) for part in module.modules() for p in part.parameters(recurse=False))
     for prefix, graph in _traces(module):
         calls = [node.target for node in graph.nodes if node.op == "call_module"]
         for node in graph.nodes:
@@ -174,25 +177,15 @@ def _norm_pairs(module: nn.Module) -> Iterator[tuple[str, str]]:
                 yield names[0], names[1]
 
 
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-_FUSIBLE = (*_CONVOLUTIONS, *_TRANSPOSED, nn.Linear)
+_FUSIBLE = (nn.Conv1d, nn.Conv2d, nn.Conv3d, *_TRANSPOSED, nn.Linear)
 
 
-def _fuse(layer: nn.Module, norm: _BatchNorm) -> nn.Module:
-    if isinstance(layer, nn.Linear):
-        return fuse_linear_bn_eval(layer, norm)
-    return fuse_conv_bn_eval(layer, norm, isinstance(layer, _TRANSPOSED))  # type: ignore[type-var]
-
-
-def require_statistics(name: str, norm: _BatchNorm) -> None:
-    """Refuse a BatchNorm that cannot be frozen.
-
-    Raises:
-        ValueError: when it has no running statistics.
-    """
-    if norm.running_mean is None or norm.running_var is None:
-        raise ValueError(
-            f"{name!r} ({type(norm).__name__}) has no running statistics: it mixes the samples of a batch also in "
-            "evaluation mode. Use track_running_stats=True."
-        )
+def require_statistics(module: nn.Module) -> None:
+    """Refuse a BatchNorm without running statistics: it cannot be frozen."""
+    for name, norm in module.named_modules():
+        if isinstance(norm, _BatchNorm) and (norm.running_mean is None or norm.running_var is None):
+            raise ValueError(
+                f"{name!r} ({type(norm).__name__}) has no running statistics: it mixes the samples of a batch also in "
+                "evaluation mode. Use track_running_stats=True."
+            )

@@ -1,4 +1,4 @@
-"""Figures as SVG to stand inside a page: no ground of their own, ink in the page's colour, middle tones else."""
+"""Figures as SVG to stand inside a page: transparent, text in the page's colour, other colours for light and dark."""
 
 from __future__ import annotations
 
@@ -23,30 +23,37 @@ INK = "#010203"  # replaced by the page's colour of text
 
 def bars(
     names: Sequence[str],
-    parts: Sequence[tuple[Sequence[float], str]],
+    parts: Sequence[tuple[Sequence[float], str | Sequence[str]]],
     write: Callable[[float], str],
     identity: str,
     *,
     axis: str,
     label: str,
 ) -> str:
-    """A bar for each name, of one or several parts (values and colour), with its sum written beside it."""
+    """A bar for each name, of one or several parts (values and their colour or colours), with its sum beside it."""
     with drawing():
-        height = 0.55 + 0.25 * len(names)
-        longest = max(len(name) for name in names)
-        figure, axes = plot_axes(4.6, height, left=min(0.05 + 0.0165 * longest, 0.5), right=0.85, bottom=0.46 / height)
+        figure, axes = bar_axes(names)
         left = [0.0] * len(names)
         for values, colour in parts:
             axes.barh(range(len(names)), values, left=left, color=colour, height=0.66)
             left = [start + value for start, value in zip(left, values, strict=True)]
         for place, value in enumerate(left):
             axes.annotate(write(value), (value, place), xytext=(4, 0), textcoords="offset points", va="center")
-        axes.set_yticks(range(len(names)), [name if len(name) < 29 else f"{name[:27]}…" for name in names])
-        axes.set_ylim(len(names) - 0.4, -0.6)
         axes.set_xlabel(axis)
-        axes.tick_params(axis="y", length=0)
-        axes.locator_params(axis="x", nbins=5)
+        axes.locator_params(axis="x", nbins=5, integer=all(value.is_integer() for value in left))
         return to_svg(figure, identity, label)
+
+
+def bar_axes(names: Sequence[str], right: float = 0.85) -> tuple[Figure, Axes]:
+    """Axes for one horizontal bar a name, from the top."""
+    short = [name if len(name) < 29 else f"{name[:27]}…" for name in names]
+    height = 0.55 + 0.25 * len(names)
+    left = min(0.05 + 0.0165 * max(map(len, short)), 0.5)
+    figure, axes = plot_axes(4.6, height, left=left, right=right, bottom=0.46 / height)
+    axes.set_yticks(range(len(names)), short)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.tick_params(axis="y", length=0)
+    return figure, axes
 
 
 def drawing(size: float = 9) -> AbstractContextManager[Any]:
@@ -103,4 +110,4 @@ def to_svg(figure: Figure, identity: str, label: str) -> str:
     box = re.search(r'viewBox="[^"]*"', text)
     assert box is not None
     name = html.escape(label, quote=True)
-    return re.sub(r"^<svg[^>]*>", f'<svg {box[0]} role="img" aria-label="{name}">', text)
+    return re.sub(r"^<svg[^>]*>", lambda _: f'<svg {box[0]} role="img" aria-label="{name}">', text)

@@ -1,1 +1,1 @@
-"""A directory of versions."""
+"""A directory of versions: committed whole, kept, read and rolled back to."""

@@ -1,25 +1,23 @@
-"""How one file of a checkpoint is written, to be there whole or not at all, and read, so that damage is seen."""
+"""The two kinds of files in a store, sealed JSON and safetensors: written whole or not at all, damage is noticed."""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import math
 import os
-import secrets
 import stat
 import struct
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import safetensors
 import torch
 from torch import Tensor
 
 from dlcft import __version__
+from dlcft.data.files import new_file
 
 Tensors = dict[str, Tensor]
 Header = dict[str, Any]
@@ -27,7 +25,6 @@ Header = dict[str, Any]
 FORMAT = "dlcft"
 FORMAT_VERSION = 1
 LARGEST_JSON = 64 * 2**20
-TEMPORARY_PREFIX = ".dlcft-"
 CHUNK = 2**20  # stays in the processor's cache between hashing and writing
 
 DTYPES = {
@@ -50,7 +47,7 @@ DTYPES = {
 
 
 class CheckpointError(ValueError):
-    """What a directory holds cannot be used; the message says why, and nothing was changed."""
+    """A directory cannot be used; the message says why, and nothing was changed."""
 
 
 def state_digest(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> str:
@@ -65,27 +62,8 @@ def state_digest(tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> st
     return digest.hexdigest()
 
 
-@contextlib.contextmanager
-def new_file(path: Path) -> Iterator[BinaryIO]:
-    """A file that gets its name only when all of it is on the disk."""
-    temporary = path.parent / f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}.tmp"
-    try:
-        with open(temporary, "xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        _sync_directory(path.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
 def write_json(path: Path, content: Header) -> None:
-    """Replace a JSON file.
-
-    Raises:
-        CheckpointError: when it would be too long to be read again.
-    """
+    """Replace a JSON file."""
     sealed = _sealed(content)
     if len(sealed) > LARGEST_JSON:
         raise CheckpointError(f"the header makes {path.name} {len(sealed)} bytes long; {LARGEST_JSON} are accepted.")
@@ -94,11 +72,7 @@ def write_json(path: Path, content: Header) -> None:
 
 
 def read_json(path: Path) -> Header | None:
-    """The content of a file that `write_json` wrote; None when there is none.
-
-    Raises:
-        CheckpointError: when it is anything else, or of a newer format.
-    """
+    """The content of a file that `write_json` wrote; None when there is no file."""
     try:
         _check_file(path, 0, LARGEST_JSON)
         raw = path.read_bytes()
@@ -113,16 +87,15 @@ def read_json(path: Path) -> Header | None:
         raise CheckpointError(f"{path} was not written by dlcft.")
     version = content["format_version"] if type(content.get("format_version")) is int else 0
     if version > FORMAT_VERSION:
-        raise CheckpointError(
-            f"{path} has format version {version}; dlcft {__version__} reads versions up to {FORMAT_VERSION}."
-        )
+        accepted = f"dlcft {__version__} reads versions up to {FORMAT_VERSION}"
+        raise CheckpointError(f"{path} has format version {version}; {accepted}.")
     if not intact or version != FORMAT_VERSION:
         raise CheckpointError(f"{path} is damaged: its checksum does not match its content.")
     return {key: value for key, value in content.items() if key not in ("format", "format_version", "checksum")}
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> tuple[int, str]:
-    """Write a safetensors file, in one pass that also hashes it; gives its size and sha256."""
+    """Write a safetensors file and hash it in the same pass; gives its size and sha256."""
     start = prefix(tensors)
     digest, size = hashlib.sha256(start), len(start)
     with new_file(path) as file:
@@ -138,11 +111,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> tuple[int, str]:
 
 
 def read_tensors(path: Path, size: int, sha256: str) -> Tensors:
-    """The tensors of a safetensors file that has just this size and hash.
-
-    Raises:
-        CheckpointError: when the file is another one.
-    """
+    """The tensors of a safetensors file of this size and hash."""
     verify(path, size, sha256)
     try:
         # The reader maps the file. A copy does not change, or kill the process, when the file is overwritten.
@@ -153,11 +122,7 @@ def read_tensors(path: Path, size: int, sha256: str) -> Tensors:
 
 
 def verify(path: Path, size: int, sha256: str) -> None:
-    """Refuse a file that has not just this size and hash.
-
-    Raises:
-        CheckpointError: when it has not, or is missing.
-    """
+    """Check the size and hash of a file."""
     digest, buffer = hashlib.sha256(), memoryview(bytearray(CHUNK))
     try:
         _check_file(path, size, size)
@@ -171,11 +136,7 @@ def verify(path: Path, size: int, sha256: str) -> None:
 
 
 def check_fields(entry: object, fields: Mapping[str, set[type]], where: Path) -> None:
-    """Refuse a JSON object that does not have just these fields with these types.
-
-    Raises:
-        CheckpointError: when it has not.
-    """
+    """Check the names and types of all fields of a JSON object."""
     if not isinstance(entry, dict) or entry.keys() != fields.keys():
         raise CheckpointError(f"{where} has an entry whose fields are not {', '.join(fields)}.")
     for name, types in fields.items():
@@ -184,11 +145,7 @@ def check_fields(entry: object, fields: Mapping[str, set[type]], where: Path) ->
 
 
 def plain(value: Any) -> Any:
-    """A header as JSON gives it back; what JSON would change silently or cannot hold is refused.
-
-    Raises:
-        TypeError: when a key is not a string or a value is not of JSON's kinds.
-    """
+    """A copy of a header as JSON gives it back: tuples become lists."""
     if isinstance(value, Mapping):
         wrong = [key for key in value if not isinstance(key, str)]
         if wrong:
@@ -202,11 +159,7 @@ def plain(value: Any) -> Any:
 
 
 def prefix(tensors: Mapping[str, Tensor]) -> bytes:
-    """What stands before the data in a safetensors file: the length of a JSON text, and the text.
-
-    Raises:
-        ValueError: when a tensor cannot be stored.
-    """
+    """The start of a safetensors file, before the data: the length of a JSON text, and the text."""
     entries, end = {}, 0
     for name in _ordered(tensors):
         tensor = tensors[name]
@@ -221,20 +174,20 @@ def prefix(tensors: Mapping[str, Tensor]) -> bytes:
 
 
 def _ordered(tensors: Mapping[str, Tensor]) -> list[str]:
-    """Wide elements first: all data is then aligned."""
+    """Names in the order of the file: wide elements first, so that all data is aligned."""
     return sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
 
 
 def _bytes(tensor: Tensor) -> memoryview:
-    """A tensor's elements in row-major order, copied only if they do not lie so already."""
+    """A tensor's elements in row-major order, copied only if they lie otherwise."""
     flat = tensor.detach().cpu().resolve_neg().contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().data
 
 
 def _sealed(content: Header) -> bytes:
-    """The one spelling of a JSON file, a line per field and a checksum last.
+    """JSON in its only accepted spelling: a line per field and a checksum last.
 
-    Because there is no other, comparing bytes also finds changed blanks, repeated fields and another order.
+    Comparing bytes therefore also finds changed blanks, repeated fields and another order.
     """
 
     def lines(fields: Header) -> bytes:
@@ -252,12 +205,3 @@ def _check_file(path: Path, least: int, most: int) -> None:
         raise CheckpointError(f"{path} is not a regular file; links are not followed, they may lead elsewhere.")
     if not least <= status.st_size <= most:
         raise CheckpointError(f"{path} has {status.st_size} bytes; {most} are expected{' at most' * (least < most)}.")
-
-
-def _sync_directory(directory: Path) -> None:
-    if sys.platform != "win32":  # which can neither open a directory nor needs to
-        descriptor = os.open(directory, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

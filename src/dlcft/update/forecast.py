@@ -1,34 +1,56 @@
-"""What an update would cost, from a trial on a few of its samples."""
+"""Forecast of an update's time and memory, from a trial on a few of its samples."""
 
 from __future__ import annotations
 
+import resource
+import signal
+import sys
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
+from typing import Any, TypeVar
 
 import torch
 from torch.utils._pytree import tree_leaves
 
 from dlcft.data.samples import Samples
 from dlcft.learner.learner import Learner
-from dlcft.update.trial import TEST_BATCH, Rates, apart, measure_learning
+from dlcft.learner.records import Learned
 
+T = TypeVar("T")
+TEST_BATCH = 64  # held-out samples that are looked at together, so that testing takes no more memory than learning
 _TRIAL = (8, 8, TEST_BATCH)  # samples of the three tasks of a trial
+_EPOCHS = 2  # of a trial at most
 _COPIES = 3  # of a batch's inputs: as read, as resized, as moved to the device
 
 
 @dataclass(frozen=True)
-class Forecast:
-    """What an update would cost.
+class Rates:
+    """The measured seconds of each step, and bytes.
 
     Attributes:
-        seconds: to learn it, test it and solve what is solved.
-        peak: bytes of memory.
-        bytes: on disk, of one version.
-        trial_samples: how many samples the trial looked at.
-        trial_seconds: how long that took.
+        training: of a training sample in one epoch.
+        remembering: of a training sample when the task ends.
+        remembering_once: of a task when it ends, whatever its size.
+        testing: of a test sample.
+        solving: of the first test after a task.
+        peak: the process's memory at its peak.
     """
+
+    training: float
+    remembering: float
+    remembering_once: float
+    testing: float
+    solving: float
+    peak: int
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Seconds to learn, solve and test; bytes of memory at the peak, and on disk for one version; the trial's cost."""
 
     seconds: float
     peak: int
@@ -36,50 +58,90 @@ class Forecast:
     trial_samples: int
     trial_seconds: float
 
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON can hold it."""
-        return asdict(self)
-
 
 def forecast(
     open_learner: Callable[..., tuple[Learner, Samples]], arguments: tuple[Any, ...], *, samples: int, tested: int
 ) -> Forecast:
-    """Try an update in a process of its own, and count it up.
+    """Try an update on a few samples in a process of its own, and count it up.
 
     Args:
-        open_learner: gives a learner that is bound to no directory, and what it would learn; a function of a module.
+        open_learner: gives a learner that is bound to no directory, and its new data; a function of a module.
         arguments: of that function.
         samples: how many would be learned.
         tested: how many are held out.
     """
     started = time.perf_counter()
-    rates, trained, solves, state = apart(_try, open_learner, arguments)
-    seconds = learning_seconds(rates, samples=samples, epochs=trained, solves=solves)
+    rates, epochs, solves, state = apart(_try, open_learner, arguments)
+    seconds = learning_seconds(rates, samples=samples, epochs=epochs, solves=solves)
     seconds += tested * rates.testing * solves  # before, if there is a version before, and after
     return Forecast(seconds, rates.peak, state, min(max(_TRIAL), samples), time.perf_counter() - started)
 
 
 def learning_seconds(rates: Rates, *, samples: int, epochs: int, solves: int) -> float:
-    """How long an update learns: passes in training (0 in closed form), memory, and fits that are solved."""
+    """The time to learn: epochs of training (0 in closed form), remembering, and solving."""
     passes = samples * (epochs * rates.training + rates.remembering)
-    return passes + rates.remembering_once + solves * rates.settling
+    return passes + rates.remembering_once + solves * rates.solving
 
 
 def _try(
     open_learner: Callable[..., tuple[Learner, Samples]], arguments: tuple[Any, ...]
 ) -> tuple[Rates, int, int, int]:
-    """Rates, passes over the samples in training, how many fits are solved, and bytes of the state."""
+    """Rates, epochs, how often a regression is solved, and bytes of the state."""
     learner, samples = open_learner(*arguments)
     # the new fit, and the old one again for the predicted rise
     solves = 2 if learner.tasks else 1
     some = torch.linspace(0, len(samples) - 1, max(_TRIAL)).long()
     rates = measure_learning(learner, [(samples.part(some[:: len(some) // count]), None) for count in _TRIAL])
     one = samples.part(some[:1]).fetch(torch.tensor([0]))
-    missing = max(0, learner.recipe.batch_size - TEST_BATCH) * sum(part.nbytes for part in tree_leaves(one))
-    peak = rates.peak + _COPIES * missing
-    rates = Rates(**{**asdict(rates), "peak": peak})
-    return rates, learner.recipe.epochs if learner.method.trains else 0, solves, _state_bytes(learner)
+    missing = max(0, learner.recipe.training.batch_size - TEST_BATCH) * sum(part.nbytes for part in tree_leaves(one))
+    rates = replace(rates, peak=rates.peak + _COPIES * missing)
+    size = sum(tensor.nbytes for tensor in learner.state()[0].values())
+    return rates, learner.recipe.settings.get("epochs", 0), solves, size
 
 
-def _state_bytes(learner: Learner) -> int:
-    return sum(tensor.nbytes for tensor in learner._state()[0].values())
+def measure_learning(learner: Learner, tasks: Sequence[tuple[Any, str | None]]) -> Rates:
+    """Learn three tasks (samples and head): to warm up, and two sizes that tell a fixed cost from one a sample.
+
+    At most two epochs are trained. A new learner that would train its network in the first task only trains it in all
+    three: an upper bound.
+    """
+    asked = learner.recipe
+    if not asked.closed_form:
+        learner.recipe = asked.with_settings({"epochs": min(asked.settings["epochs"], _EPOCHS)})
+    if learner.tasks == 0 and "adapt" in asked.settings:
+        learner.method = asked.with_settings({"adapt": "always"}).make_method(learner.scenario)
+    for samples, head in tasks:
+        learner.learn(samples, head=head, progress=False)
+    samples, head = tasks[-1]
+    times = [time.perf_counter()]
+    for _ in range(2):
+        learner.evaluate(samples, head=head, batch_size=TEST_BATCH)
+        times.append(time.perf_counter())
+    once, again = times[1] - times[0], times[2] - times[1]
+    earlier, last = (record for record in learner.history[-2:] if isinstance(record, Learned))
+    slope = max(0.0, (last.seconds_remembering - earlier.seconds_remembering) / (last.samples - earlier.samples))
+    epochs, learner.recipe = learner.recipe.settings.get("epochs", 1), asked
+    return Rates(
+        training=last.seconds_training / last.samples / epochs,
+        remembering=slope,
+        remembering_once=max(0.0, earlier.seconds_remembering - earlier.samples * slope),
+        testing=again / last.samples,
+        solving=max(0.0, once - again),
+        peak=peak_memory(),
+    )
+
+
+def peak_memory() -> int:
+    """The peak of this process's memory, in bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def apart(work: Callable[..., T], *arguments: Any) -> T:
+    """Call a function in a process of its own, because the peak of a process's memory never falls."""
+    # Ctrl-C reaches the other process too, which then ends silently
+    quiet: dict[str, Any] = {"initializer": signal.signal, "initargs": (signal.SIGINT, signal.SIG_DFL)}
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn"), **quiet) as pool:
+        try:
+            return pool.submit(work, *arguments).result()
+        except BrokenProcessPool as error:
+            raise ChildProcessError("the process of the trial was killed; did the memory run out?") from error

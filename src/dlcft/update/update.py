@@ -1,11 +1,12 @@
-"""One update of a learner that is in use: what it learned, what it cost the old, and whether it may go live."""
+"""One update of a learner in use: learn, test against the version before, pass the gates, save."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,14 +15,15 @@ from torch import Tensor
 from dlcft.data.labels import Label
 from dlcft.data.samples import Samples
 from dlcft.learner.learner import Learner
+from dlcft.learner.records import Adopted, Forgotten, Learned
 from dlcft.store.store import Store, Version
 from dlcft.update.calibration import calibration_bins, calibration_error, fit_temperature, probabilities
-from dlcft.update.trial import TEST_BATCH
+from dlcft.update.forecast import TEST_BATCH
 
 
 @dataclass(frozen=True)
 class Flip:
-    """A held-out sample whose answer was right and is wrong now."""
+    """A held-out sample whose answer was right before the update and is wrong now."""
 
     input: str
     label: str
@@ -30,7 +32,7 @@ class Flip:
 
 @dataclass(frozen=True)
 class Disk:
-    """What an update changed in the model's directory.
+    """The change of the model's directory.
 
     Attributes:
         written: bytes of the new version.
@@ -43,9 +45,9 @@ class Disk:
     removed: list[int]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Update:
-    """What an update did.
+    """The outcome of an update.
 
     Attributes:
         samples: how many were learned.
@@ -56,17 +58,17 @@ class Update:
         accuracy_before: of the version before, on those whose label it knew.
         drop: by how much the accuracy on those fell.
         flips: the share of them that turned from right to wrong.
-        flipped: which these are.
+        flipped: these samples.
         per_class: for each label of the held-out samples, how many of how many are right.
         per_class_before: for each of these that was known, how many were right in the version before.
-        temperature: that makes outputs into probabilities, fitted on the held-out samples.
+        temperature: divides outputs before the softmax, fitted on the held-out samples.
         calibration_error: of these probabilities, on the same samples.
         calibration: see `calibration_bins`, on the same samples.
-        gates: a sentence for each gate that was passed.
+        gates: a sentence for each gate that was exceeded.
         accepted: whether the new version is current.
         version: its number.
         seconds: to learn it.
-        tasks: number of samples, predicted increase, and accuracy on what was held out then, of each update so far.
+        tasks: number of samples, predicted increase, and accuracy on its own holdout, of each update so far.
         disk: see `Disk`.
     """
 
@@ -74,26 +76,22 @@ class Update:
     learned: dict[str, int]
     new_labels: list[Label]
     predicted_increase: float | None
-    accuracy: float | None
-    accuracy_before: float | None
-    drop: float | None
-    flips: float | None
-    flipped: list[Flip]
-    per_class: dict[str, tuple[int, int]]
-    per_class_before: dict[str, int]
-    temperature: float | None
-    calibration_error: float | None
-    calibration: list[tuple[float, float, int]]
+    accuracy: float | None = None
+    accuracy_before: float | None = None
+    drop: float | None = None
+    flips: float | None = None
+    flipped: list[Flip] = field(default_factory=list)
+    per_class: dict[str, tuple[int, int]] = field(default_factory=dict)
+    per_class_before: dict[str, int] = field(default_factory=dict)
+    temperature: float | None = None
+    calibration_error: float | None = None
+    calibration: list[tuple[float, float, int]] = field(default_factory=list)
     gates: list[str]
     accepted: bool
     version: int
     seconds: float
     tasks: list[dict[str, Any]]
     disk: Disk
-
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON can hold it."""
-        return asdict(self)
 
 
 def update(
@@ -130,52 +128,52 @@ def update(
     held_out = None if holdout is None else learner.samples(holdout)
     if held_out is not None:
         check_labels(learner, samples, held_out, gated=(max_drop, max_flips) != (None, None))
-    known = set(learner.labels()) if learner.tasks else set()
-    begun = bool(learner._labels)
-    before = None
-    if held_out is not None:
-        if learner.tasks:
-            before = answers(learner, held_out)
-        else:  # an image that cannot be read must not be found after all was learned
-            for some in torch.arange(len(held_out)).split(TEST_BATCH):
-                held_out.fetch(some)
-    if learner.directory is None and learner.method.trains:
+    begun, before = learner.tasks > 0, None
+    known = set(learner.labels()) if begun else set()
+    if held_out is not None and begun:
+        before = _answers(learner, learner.outputs(held_out, batch_size=TEST_BATCH))
+    elif held_out is not None:  # find an unreadable image before anything is learned
+        for some in torch.arange(len(held_out)).split(TEST_BATCH):
+            held_out.fetch(some)
+    if learner.directory is None and not learner.recipe.closed_form:
         learner.save(place)  # so that training, which may take long, can be continued after a kill
     started = time.perf_counter()
     learner.learn(samples, resume=resume)
-    _ = learner.model  # what is solved in closed form is solved now
+    learner.solve()
     seconds = time.perf_counter() - started
-    facts = _EMPTY if held_out is None else _compared(learner, held_out, before, known)
+    facts = {} if held_out is None else _compared(learner, held_out, before, known)
     if held_out is not None:
-        learner.notes |= {name: facts[name] for name in ("temperature", "calibration_error")}
-    learner.predicted_increase()
-    learner.history[-1]["accuracy"] = facts["accuracy"]
-    gates = [*_passed("max_drop", facts["drop"], max_drop), *_passed("max_flips", facts["flips"], max_flips)]
-    store = Store(place)
-    there = store.versions()
-    # what training saved before anything was learned is no version to go back to
+        learner.notes |= {name: facts.get(name) for name in ("temperature", "calibration_error")}
+    increase = learner.predicted_increase()
+    learner.annotate(accuracy=facts.get("accuracy"), predicted_increase=increase)
+    gates = [
+        f"{fact} {value:.2%}, and {gate} is {limit:.2%}"
+        for gate, fact, value, limit in (
+            ("max_drop", "accuracy on known labels fell by", facts.get("drop"), max_drop),
+            ("max_flips", "turned from right to wrong:", facts.get("flips"), max_flips),
+        )
+        if value is not None and limit is not None and value > limit
+    ]
+    there = () if learner.store is None else learner.store.look().versions
+    # the version that was saved before training is none to go back to
     version = learner.save(directory, keep=keep if begun else 1, current=not gates)
     return Update(
         samples=len(samples),
         learned={str(label): count for label, count in Counter(samples.labels).items()},
         new_labels=[label for label in learner.labels() if label not in known],
-        predicted_increase=learner.history[-1]["predicted_increase"],
+        predicted_increase=increase,
         gates=gates,
         accepted=not gates,
         version=version,
         seconds=seconds,
-        tasks=[{name: entry.get(name) for name in _TOLD} for entry in learner.history if "forgotten" not in entry],
-        disk=_changed(store, there, version),
+        tasks=[_told(record) for record in learner.history if not isinstance(record, Forgotten)],
+        disk=_changed(learner.store, there, version),
         **facts,
     )
 
 
 def check_gates(holdout: Any, max_drop: float | None, max_flips: float | None) -> None:
-    """Refuse gates that cannot be used; see `update`.
-
-    Raises:
-        ValueError: when a gate is given without held-out samples, or is no share.
-    """
+    """Reject a gate without a holdout, or that is no share; see `update`."""
     if holdout is None and (max_drop is not None or max_flips is not None):
         raise ValueError("max_drop and max_flips need holdout samples to be measured on.")
     for name, limit in (("max_drop", max_drop), ("max_flips", max_flips)):
@@ -184,17 +182,7 @@ def check_gates(holdout: Any, max_drop: float | None, max_flips: float | None) -
 
 
 def check_labels(learner: Learner, samples: Samples, held_out: Samples, *, gated: bool) -> None:
-    """Refuse held-out samples by which nothing could be told.
-
-    Args:
-        learner: as it is before the update.
-        samples: to be learned.
-        held_out: not to be learned.
-        gated: whether a gate is measured on them.
-
-    Raises:
-        ValueError: when none has a label that will be known, or, with a gate, that is known already.
-    """
+    """Reject a holdout without a label that will be known or, if `gated`, is known already."""
     known = set(learner.labels()) if learner.tasks else set()
     answered = known if gated and known else known | set(samples.labels)
     if answered.isdisjoint(held_out.labels):
@@ -203,30 +191,25 @@ def check_labels(learner: Learner, samples: Samples, held_out: Samples, *, gated
         raise ValueError(f"{why}, and the holdout has none of them: its labels are {mine} …, known ones {theirs} …")
 
 
-def answers(learner: Learner, samples: Samples) -> list[Label]:
-    """What the learner says of each sample."""
+def _answers(learner: Learner, outputs: Tensor) -> list[Label]:
     names = learner.labels()
-    return [names[index] for index in learner.outputs(samples, batch_size=TEST_BATCH).argmax(1).tolist()]
+    return [names[index] for index in outputs.argmax(1).tolist()]
 
 
-_TOLD = ("samples", "predicted_increase", "accuracy")
-_EMPTY: dict[str, Any] = {
-    **dict.fromkeys(("accuracy", "accuracy_before", "drop", "flips", "temperature", "calibration_error")),
-    "flipped": [],
-    "per_class": {},
-    "per_class_before": {},
-    "calibration": [],
-}
+def _told(record: Learned | Adopted) -> dict[str, Any]:
+    increase = record.predicted_increase if isinstance(record, Learned) else None
+    accuracy = record.notes.get("accuracy") if isinstance(record, Learned) else None
+    return {"samples": record.samples, "predicted_increase": increase, "accuracy": accuracy}
 
 
 def _compared(learner: Learner, held_out: Samples, before: list[Label] | None, known: set[Label]) -> dict[str, Any]:
+    """The fields of `Update` that are measured on the holdout."""
     outputs = learner.outputs(held_out, batch_size=TEST_BATCH)
     names, labels = learner.labels(), held_out.labels
-    now = [names[index] for index in outputs.argmax(1).tolist()]
+    now = _answers(learner, outputs)
     right = [answer == label for answer, label in zip(now, labels, strict=True)]
     totals, hits = Counter(labels), _counted(labels, right)
     facts: dict[str, Any] = {
-        **_EMPTY,
         "accuracy": sum(right) / len(right),
         "per_class": {str(label): (hits[label], totals[label]) for label in sorted(totals, key=str)},
         **_calibrated(outputs, labels, names),
@@ -237,14 +220,13 @@ def _compared(learner: Learner, held_out: Samples, before: list[Label] | None, k
     was = [answer == label for answer, label in zip(before, labels, strict=True)]
     hits_before = _counted(labels, was)
     lost = [index for index in old if was[index] and not right[index]]
-    accuracy_before = sum(was[index] for index in old) / len(old)
     return facts | {
         "per_class_before": {str(label): hits_before[label] for label in sorted(totals, key=str) if label in known},
-        "accuracy_before": accuracy_before,
+        "accuracy_before": sum(was[index] for index in old) / len(old),
         # of counts, so that a drop of 1 in 50 is 0.02 and not a little more
         "drop": sum(was[index] - right[index] for index in old) / len(old),
         "flips": len(lost) / len(old),
-        "flipped": [Flip(held_out.called(index), str(labels[index]), str(now[index])) for index in lost],
+        "flipped": [Flip(held_out.name(index), str(labels[index]), str(now[index])) for index in lost],
     }
 
 
@@ -263,16 +245,12 @@ def _calibrated(outputs: Tensor, labels: list[Label], names: list[Label]) -> dic
     return {"temperature": temperature, "calibration_error": calibration_error(bins), "calibration": bins}
 
 
-def _passed(gate: str, value: float | None, limit: float | None) -> list[str]:
-    if value is None or limit is None or value <= limit:
-        return []
-    what = {"max_drop": "accuracy on known labels fell by", "max_flips": "turned from right to wrong:"}[gate]
-    return [f"{what} {value:.2%}, and {gate} is {limit:.2%}"]
-
-
-def _changed(store: Store, there: list[Version], number: int) -> Disk:
-    kept, current = store.versions(), store.current
-    rows = [{"version": v.number, "bytes": v.bytes, "created": v.created, "current": v == current} for v in kept]
-    numbers = {v.number for v in kept}
-    written = next(v.bytes for v in kept if v.number == number)
-    return Disk(written, rows, [v.number for v in there if v.number not in numbers])
+def _changed(store: Store | None, there: Sequence[Version], number: int) -> Disk:
+    assert store is not None
+    manifest = store.look()
+    kept = {v.number: v for v in manifest.versions}
+    rows = [
+        {"version": v.number, "bytes": v.bytes, "created": v.created, "current": v.number == manifest.number}
+        for v in kept.values()
+    ]
+    return Disk(kept[number].bytes, rows, [v.number for v in there if v.number not in kept])

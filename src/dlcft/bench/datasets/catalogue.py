@@ -1,45 +1,35 @@
-"""The data sets by name: where each comes from, how it is read, and how it is usually shown to a network."""
+"""The data sets by name: source, reader, preprocessing and augmentation of each."""
 
 from __future__ import annotations
 
-import difflib
+import contextlib
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch import Tensor
 
-from dlcft.backbones import MEAN, STD
-from dlcft.bench.datasets.arrays import Idx, moments, npz
-from dlcft.bench.datasets.download import Absent, Remote, fetch
-from dlcft.bench.datasets.embedded import digits_parts
-from dlcft.bench.datasets.image_set import ImageSet, Parts
+from dlcft.backbones.load import SMALL
+from dlcft.bench.datasets.arrays import Idx, digits, npz
+from dlcft.bench.datasets.download import Remote, fetch
+from dlcft.bench.datasets.image_set import Absent, ImageSet, Parts, Read, moments
 from dlcft.bench.datasets.pickled import Cifar, imagenet32
 from dlcft.bench.datasets.trees import image_folder, mit67, tiny_imagenet
 from dlcft.data.images import Preprocess
+from dlcft.network.names import check_name
 
 _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-_TINY = tuple(tuple(round(value, 4) for value in moment.tolist()) for moment in (MEAN, STD))
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One data set.
+    """One data set."""
 
-    Args:
-        locate: takes a folder or file and returns a function that reads it, or raises `Absent`.
-        preprocess: None to take size, mean and standard deviation from the training images.
-        augment: the usual augmentation.
-        files: where to get it.
-        elsewhere: folders below `DLCFT_DATA` where it may be, besides one of its own name.
-    """
-
-    locate: Callable[[Path], Callable[[], Parts]]
-    preprocess: Preprocess | None
+    read: Read
+    preprocess: Preprocess | None  # None to take size, mean and standard deviation from the training images
     augment: str = "none"
     files: tuple[Remote, ...] = ()
-    elsewhere: tuple[str, ...] = (".",)
+    elsewhere: tuple[str, ...] = (".",)  # folders below `DLCFT_DATA` where it may be, besides one of its own name
 
 
 def _idx_files(base: str, *sums: str) -> tuple[Remote, ...]:
@@ -48,40 +38,28 @@ def _idx_files(base: str, *sums: str) -> tuple[Remote, ...]:
 
 
 _CLOTHES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
+_BATCHES = tuple(f"data_batch_{number}" for number in range(1, 6))
 
 # In the order in which a path is compared with them.
 CATALOGUE = {
     "seq-cifar100": Entry(
-        Cifar(
-            "cifar-100-python", "cifar-100-python.tar.gz", ("train",), "test", "meta", "fine_labels", "fine_label_names"
-        ),
+        Cifar("cifar-100-python", "cifar-100-python.tar.gz", ("train",), "test", "meta", "fine_label"),
         Preprocess(size=(32, 32), mean=(0.5071, 0.4865, 0.4409), std=(0.2673, 0.2564, 0.2762), channels=3),
         "crop4+flip",
         (Remote("https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz", md5="eb9058c3a382ffc7106e4002c42a8d85"),),
     ),
     "seq-cifar10": Entry(
-        Cifar(
-            "cifar-10-batches-py",
-            "cifar-10-python.tar.gz",
-            tuple(f"data_batch_{number}" for number in range(1, 6)),
-            "test_batch",
-            "batches.meta",
-            "labels",
-            "label_names",
-        ),
+        Cifar("cifar-10-batches-py", "cifar-10-python.tar.gz", _BATCHES, "test_batch", "batches.meta", "label"),
         Preprocess(size=(32, 32), mean=(0.4914, 0.4822, 0.4465), std=(0.2470, 0.2435, 0.2616), channels=3),
         "crop4+flip",
         (Remote("https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz", md5="c58f30108f718f92721af3b95e74349a"),),
     ),
     "seq-mit67": Entry(
         mit67,
-        Preprocess(mean=_IMAGENET[0], std=_IMAGENET[1], channels=3),  # files are brought to size as they are read
+        Preprocess(mean=_IMAGENET[0], std=_IMAGENET[1], channels=3),  # files are resized as they are read
         "window224",
         (
-            Remote(
-                "http://groups.csail.mit.edu/vision/LabelMe/NewImages/indoorCVPR_09.tar",
-                unpacked=("Images", "indoorCVPR_09/Images"),
-            ),
+            Remote("http://groups.csail.mit.edu/vision/LabelMe/NewImages/indoorCVPR_09.tar", unpacked="Images"),
             Remote("http://web.mit.edu/torralba/www/TrainImages.txt"),
             Remote("http://web.mit.edu/torralba/www/TestImages.txt"),
         ),
@@ -90,23 +68,20 @@ CATALOGUE = {
         imagenet32,
         Preprocess(size=(32, 32), mean=_IMAGENET[0], std=_IMAGENET[1], channels=3),
         "crop4+flip",
-        tuple(
-            Remote(
-                f"https://image-net.org/data/downsample/Imagenet32_{part}.zip",
-                unpacked=(first, f"Imagenet32_{part}/{first}"),
-            )
-            for part, first in (("train", "train_data_batch_1"), ("val", "val_data"))
+        (
+            Remote("https://image-net.org/data/downsample/Imagenet32_train.zip", unpacked="train_data_batch_1"),
+            Remote("https://image-net.org/data/downsample/Imagenet32_val.zip", unpacked="val_data"),
         ),
     ),
     "tiny-imagenet": Entry(
         tiny_imagenet,
-        Preprocess(size=(64, 64), mean=_TINY[0], std=_TINY[1], channels=3),
+        replace(SMALL, size=(64, 64)),
         "crop4+flip",
         (
             Remote(
                 "http://cs231n.stanford.edu/tiny-imagenet-200.zip",
                 md5="90528d7ca1a48142e341f4ef8d21d0de",
-                unpacked=("val/val_annotations.txt", "tiny-imagenet-200/val/val_annotations.txt"),
+                unpacked="val/val_annotations.txt",
             ),
         ),
     ),
@@ -141,18 +116,14 @@ NAMES = ("digits", *CATALOGUE)
 
 
 def load(name: str | Path, path: str | Path | None = None, *, download: bool = False) -> ImageSet:
-    """A data set by name, from the files that are published, or whatever a path holds.
+    """A data set by name, from the published files, or the data set that a path holds.
 
     Args:
         name: one of `NAMES`, or a path.
-        path: the folder that has the official files, or the folder, archive or .npz file itself; what it holds is
-            found out if `name` is unknown. By default `~/.cache/dlcft/data/<name>`, or, if that variable is set, the
+        path: the folder that has the official files, or the folder, archive or .npz file itself; its kind is
+            detected if `name` is unknown. By default `~/.cache/dlcft/data/<name>`, or, if that variable is set, the
             folder `<name>` in `DLCFT_DATA`, or `DLCFT_DATA` itself. "digits", which a dependency carries, has no path.
-        download: fetch what is missing; without it nothing is.
-
-    Raises:
-        FileNotFoundError: when it is not there, with where to get it, or cannot be downloaded.
-        ValueError: when the name is unknown, the path holds no data set, or a file is damaged.
+        download: whether to fetch missing files.
 
     Example:
         >>> images = load("digits")
@@ -161,53 +132,38 @@ def load(name: str | Path, path: str | Path | None = None, *, download: bool = F
     """
     known = str(name)
     if known == "digits":
-        preprocess = Preprocess(size=(32, 32), mean=_TINY[0], std=_TINY[1], channels=3)
-        return ImageSet("digits", *digits_parts(), preprocess)
-    if known not in CATALOGUE:
-        known = _detected(_some_path(name, path))
-        path = name if path is None else path
-    read = _reader(known, None if path is None else Path(path).expanduser(), download)
-    parts, entry = read(), CATALOGUE[known]
-    return ImageSet(known, *parts, entry.preprocess or _measured(parts), entry.augment)
+        return ImageSet("digits", *digits(), SMALL)
+    if known in CATALOGUE:
+        parts = _named(known, None if path is None else Path(path).expanduser(), download)
+    else:
+        known, parts = _detected(_some_path(name, path))
+    return ImageSet(known, *parts, CATALOGUE[known].preprocess or _measured(parts), CATALOGUE[known].augment)
 
 
-def _reader(name: str, path: Path | None, download: bool) -> Callable[[], Parts]:
-    """The function that reads the data set where it is found first; downloads it if it is nowhere and may be."""
+def _named(name: str, given: Path | None, download: bool) -> Parts:
+    """The content of the first place that has the data set; if none has, it is downloaded if asked."""
     entry = CATALOGUE[name]
-    if path is None and not entry.files:
+    if given is None and not entry.files:
         raise ValueError(f"the data set {name!r} has no place of its own; give a path, load({name!r}, path).")
-    given, root = path, Path(os.environ.get("DLCFT_DATA") or "~/.cache/dlcft/data").expanduser()
-    path = root / name if path is None else path
-    places = [path] if given is not None else [path, *(root / place for place in entry.elsewhere)]
+    root = Path(os.environ.get("DLCFT_DATA") or "~/.cache/dlcft/data").expanduser()
+    path = given or root / name
     try:
-        return _first(entry, places)
+        return entry.read(path)
     except Absent as error:
-        if not download or not entry.files:
-            raise FileNotFoundError(_absence(name, entry, path, given, str(error))) from None
+        missing = str(error)
+    # official files elsewhere, else one .npz file in the first place
+    elsewhere = [] if given else [(entry.read, root / place) for place in entry.elsewhere]
+    for read, place in [*elsewhere, (npz, path)]:
+        with contextlib.suppress(Absent):
+            return read(place)
+    if not download or not entry.files:
+        raise FileNotFoundError(_absence(name, entry, path, given, missing))
     for file in entry.files:
         fetch(file, path)
     try:
-        return _first(entry, [path])
+        return entry.read(path)
     except Absent as error:
         raise ValueError(f"{path} has no {error}, though {name} was fetched; empty it and try again.") from None
-
-
-def _first(entry: Entry, places: list[Path]) -> Callable[[], Parts]:
-    """What the first place has that has any: official files, or, in a place given or of its own, one .npz file."""
-    tried = [*((entry.locate, place) for place in places), (npz, places[0])]
-    found = [_located(locate, place) for locate, place in tried]
-    for read in found:
-        if not isinstance(read, Absent):
-            return read
-    assert isinstance(found[0], Absent)
-    raise found[0]
-
-
-def _located(locate: Callable[[Path], Callable[[], Parts]], place: Path) -> Callable[[], Parts] | Absent:
-    try:
-        return locate(place)
-    except Absent as error:
-        return error
 
 
 def _absence(name: str, entry: Entry, path: Path, given: Path | None, missing: str) -> str:
@@ -218,8 +174,8 @@ def _absence(name: str, entry: Entry, path: Path, given: Path | None, missing: s
     packed = [file.name for file in entry.files if file.unpacked and (path / file.name).is_file()]
     if packed:
         return f"{name} is in {path} as {packed[0]}, and {missing} is missing; unpack it there, or {how}."
-    files = [str(file) for file in entry.files]
-    return f"{name} is not in {path} ({missing} is missing); put {' and '.join(files)} there, or {how}."
+    files = " and ".join(map(str, entry.files))
+    return f"{name} is not in {path} ({missing} is missing); put {files} there, or {how}."
 
 
 def _some_path(name: str | Path, path: str | Path | None) -> Path:
@@ -227,17 +183,19 @@ def _some_path(name: str | Path, path: str | Path | None) -> Path:
     if os.path.exists(found):  # Path.exists fails for text too long to be a path
         return found
     if path is None and isinstance(name, str) and os.sep not in name:
-        near = difflib.get_close_matches(name, NAMES, 1)
-        hint = f"the nearest is {near[0]!r} of " if near else "known are "
-        raise ValueError(f"there is no data set or path {name!r}; {hint}{', '.join(NAMES)}.")
+        check_name("data set or path", name, NAMES)
     raise FileNotFoundError(f"there is no file or folder {found}; give the path of a data set, or one of {NAMES}.")
 
 
-def _detected(path: Path) -> str:
-    """The name of the data set that a path holds."""
+def _detected(path: Path) -> tuple[str, Parts]:
+    """The name and the content of the data set that a path holds."""
     for name, entry in CATALOGUE.items():
-        if not isinstance(_located(entry.locate, path), Absent):
-            return _which_mnist(path) if name == "mnist" else name
+        with contextlib.suppress(Absent):
+            parts = entry.read(path)
+            if name != "mnist":
+                return name, parts
+            known = _which_mnist(path)
+            return known, CATALOGUE[known].read(path)
     raise ValueError(
         f"{path} holds no known data set; official files of {', '.join(list(CATALOGUE)[:-2])}, an image folder with "
         "train/<class>/ and test/<class>/, or an .npz file are known."
@@ -259,5 +217,5 @@ def _measured(parts: Parts) -> Preprocess:
     """The training images' own size, mean and standard deviation."""
     x = parts.x_train
     assert isinstance(x, Tensor)
-    mean, std = moments(x)
+    mean, std = moments(part / 255 for part in x.split(1024))
     return Preprocess(size=(x.shape[2], x.shape[3]), mean=mean, std=std)

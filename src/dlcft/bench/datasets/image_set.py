@@ -1,12 +1,13 @@
-"""What a data set is once it was found: images, labels, class names, and how a network wants to see them."""
+"""A data set that was found: images, labels, class names, and the preprocessing that a network expects."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
@@ -17,10 +18,8 @@ from dlcft.data.images import Preprocess, read_image
 class ImageFiles(Dataset[Tensor]):
     """Image files, each decoded to uint8 (3 × H × W) when it is asked for.
 
-    Args:
-        paths: the files.
-        size: height and width to stretch to while decoding; None keeps the file's own.
-        crop: height and width of the window to keep from the centre then; None keeps all.
+    With `size`, images are stretched to that height and width while decoding; with `crop`, a smaller window of that
+    height and width is then kept from the centre.
     """
 
     def __init__(
@@ -36,25 +35,19 @@ class ImageFiles(Dataset[Tensor]):
         if self.size is not None:
             resized = Preprocess(size=self.size).resized(image[None])[0]
             image = (255 * resized).round().to(torch.uint8)
-        return image if self.crop is None else _centre(image, self.crop, self.paths[index])
-
-    def at(self, indices: Tensor) -> ImageFiles:
-        """The files at these positions."""
-        return ImageFiles([self.paths[index] for index in indices.tolist()], size=self.size, crop=self.crop)
+        for axis, length in enumerate(self.crop or (), start=1):
+            image = image.narrow(axis, round((image.shape[axis] - length) / 2), length)
+        return image.contiguous()
 
     def decoded(self) -> Tensor:
-        """All of them in memory, N × 3 × H × W.
-
-        Raises:
-            ValueError: when a file is broken, or files differ in size.
-        """
+        """All of them in memory, N × 3 × H × W; they must be of one size."""
         first = self[0]
         images = first.new_empty((len(self), *first.shape))
-        for index in range(len(self)):
+        for index, path in enumerate(self.paths):
             image = self[index]
             if image.shape != first.shape:
                 raise ValueError(
-                    f"{self.paths[index]} has shape {tuple(image.shape)} and {self.paths[0]} has {tuple(first.shape)}; "
+                    f"{path} has shape {tuple(image.shape)} and {self.paths[0]} has {tuple(first.shape)}; "
                     "one size is needed to hold them as one tensor."
                 )
             images[index] = image
@@ -62,60 +55,49 @@ class ImageFiles(Dataset[Tensor]):
 
 
 Pixels = Tensor | ImageFiles
-
-
-class Labelled(Dataset[tuple[Tensor, int]]):
-    """Image files with their labels, as `Learner` takes them; labels are listed without reading a file."""
-
-    def __init__(self, files: ImageFiles, labels: Tensor) -> None:
-        self.files, self.targets = files, labels.tolist()
-
-    def __len__(self) -> int:
-        return len(self.targets)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return self.files[index], self.targets[index]
+Array = np.ndarray[Any, Any]
 
 
 class Parts(NamedTuple):
-    """What a reader finds in files."""
+    """The content of a data set's files."""
 
     x_train: Pixels
     y_train: Tensor
     x_test: Pixels
     y_test: Tensor
     classes: tuple[str, ...]
+
+
+class Absent(FileNotFoundError):
+    """A data set is not where it was looked for; the text is the file that is missing."""
+
+
+Read = Callable[[Path], Parts]
+"""Reads a data set in a folder or file; raises `Absent`, before anything is read, if it is not there."""
+
+
+def first_with(name: str, *folders: Path) -> Path:
+    """The first of some folders that has this file or folder; `Absent` if none has."""
+    for folder in folders:
+        if (folder / name).exists():
+            return folder
+    raise Absent(name)
 
 
 @dataclass(frozen=True, eq=False)
 class ImageSet:
-    """A data set of labelled images.
+    """A data set of labelled images; empty parts, other numbers of labels, or labels without a class are refused."""
 
-    Args:
-        name: what `load` knows it by.
-        x_train: uint8, N × C × H × W, or files that are decoded when needed.
-        y_train: positions in `classes`.
-        x_test: as `x_train`.
-        y_test: as `y_train`.
-        classes: names.
-        preprocess: size, mean, standard deviation and channels.
-        augment: the usual one in training, as `dlcft.augment.Augmentation` takes it.
-
-    Raises:
-        ValueError: when a part is empty, images and labels differ in number, or a label has no class.
-    """
-
-    name: str
-    x_train: Pixels
-    y_train: Tensor
+    name: str  # in the catalogue
+    x_train: Pixels  # uint8, N × C × H × W, or files that are decoded when needed
+    y_train: Tensor  # positions in `classes`
     x_test: Pixels
     y_test: Tensor
     classes: tuple[str, ...]
     preprocess: Preprocess
-    augment: str = "none"
+    augment: str = "none"  # the usual one in training, as `Augmentation` takes it
 
     def __post_init__(self) -> None:
-        """Refuse parts that do not fit before anything is learned from them."""
         for part, x, y in (("training", self.x_train, self.y_train), ("test", self.x_test, self.y_test)):
             if len(x) != len(y) or not len(y):
                 raise ValueError(
@@ -127,35 +109,37 @@ class ImageSet:
                     "classes; labels count from 0."
                 )
 
-    def train(self, indices: Tensor | None = None) -> tuple[Tensor, Tensor] | Labelled:
-        """The training part, or some of it, as `Learner.learn` takes it."""
-        return _pair(self.x_train, self.y_train, indices)
+    def train(self) -> tuple[Tensor | list[Path], Tensor]:
+        """The training part, as `Learner.learn` takes it."""
+        return _pixels(self.x_train), self.y_train
 
-    def test(self, indices: Tensor | None = None) -> tuple[Tensor, Tensor] | Labelled:
-        """The test part, or some of it, as `Learner.evaluate` takes it."""
-        return _pair(self.x_test, self.y_test, indices)
+    def test(self) -> tuple[Tensor | list[Path], Tensor]:
+        """The test part, as `Learner.evaluate` takes it."""
+        return _pixels(self.x_test), self.y_test
 
     def decoded(self, size: tuple[int, int] | None = None) -> ImageSet:
         """The same with every image in memory; files of any size are stretched to `size`, if one is given."""
-        train, test = (_decoded(x, size) for x in (self.x_train, self.x_test))
+        train, test = (
+            x if isinstance(x, Tensor) else ImageFiles(x.paths, size=x.size or size, crop=x.crop).decoded()
+            for x in (self.x_train, self.x_test)
+        )
         return replace(self, x_train=train, x_test=test)
 
 
-def _decoded(x: Pixels, size: tuple[int, int] | None) -> Tensor:
+def moments(batches: Iterable[Tensor]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each channel, of batches of images in [0, 1]; 1 for a constant channel."""
+    count, total, squares = 0, torch.zeros(()).double(), torch.zeros(()).double()
+    for batch in batches:
+        x = batch.double()
+        count += x.numel() // x.shape[1]
+        total, squares = total + x.sum((0, 2, 3)), squares + x.square().sum((0, 2, 3))
+    mean = total / count
+    std = (squares / count - mean.square()).clamp(min=0).sqrt()
+    return tuple(round(v, 4) for v in mean.tolist()), tuple(round(v, 4) or 1.0 for v in std.tolist())
+
+
+def _pixels(x: Pixels) -> Tensor | list[Path]:
+    """Files that need no window are read by the learner, when they are needed."""
     if isinstance(x, Tensor):
         return x
-    return (ImageFiles(x.paths, size=size) if x.size is None and x.crop is None else x).decoded()
-
-
-def _pair(x: Pixels, y: Tensor, indices: Tensor | None) -> tuple[Tensor, Tensor] | Labelled:
-    if isinstance(x, Tensor):
-        return (x, y) if indices is None else (x[indices], y[indices])
-    return Labelled(x, y) if indices is None else Labelled(x.at(indices), y[indices])
-
-
-def _centre(image: Tensor, crop: tuple[int, int], path: Path) -> Tensor:
-    spare = [have - want for have, want in zip(image.shape[1:], crop, strict=True)]
-    if min(spare) < 0:
-        raise ValueError(f"{path} has {tuple(image.shape[1:])} pixels; at least {crop} are needed to crop it.")
-    top, left = (round(pixels / 2) for pixels in spare)
-    return image[:, top : top + crop[0], left : left + crop[1]].contiguous()
+    return x.paths if x.size is None else x.decoded()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tarfile
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dlcft.bench.datasets.download import Absent
-from dlcft.bench.datasets.image_set import Parts
+from dlcft.bench.datasets.image_set import Absent, Array, Parts, first_with
 from dlcft.bench.datasets.unpickle import read_pickle
 
 _SHAPE = (3, 32, 32)
@@ -22,89 +21,51 @@ _SHAPE = (3, 32, 32)
 
 @dataclass(frozen=True)
 class Cifar:
-    """Finds and reads the official Python files, in their folder or in the archive they come in.
-
-    Args:
-        folder: the name of their folder.
-        archive: the name of the .tar.gz file.
-        train: the training files.
-        test: the test file.
-        meta: the file of class names.
-        labels: the key of labels.
-        names: the key of class names.
-    """
+    """Reads the official Python files, in their folder or in the archive they come in."""
 
     folder: str
     archive: str
     train: tuple[str, ...]
     test: str
-    meta: str
-    labels: str
-    names: str
+    meta: str  # the file of class names
+    key: str  # of a label, in the singular
 
-    def __call__(self, path: Path) -> Callable[[], Parts]:
-        """A function that reads what was found.
-
-        Raises:
-            Absent: when it is not there.
-        """
+    def __call__(self, path: Path) -> Parts:
         wanted = (*self.train, self.test, self.meta)
         for folder in (path / self.folder, path):
             if all((folder / name).is_file() for name in wanted):
-                return lambda: self._parts({name: _read(folder / name) for name in wanted}, str(folder))
+                return self._parts({name: _read(folder / name) for name in wanted}, folder)
         for archive in (path / self.archive, path):
             if archive.is_file() and archive.name == self.archive:
-                return lambda: self._parts(_read_archive(archive, self.folder, wanted), str(archive))
+                return self._parts(_read_archive(archive, self.folder, wanted), archive)
         folder = path / self.folder if (path / self.folder).is_dir() else path
         missing = [name for name in wanted if not (folder / name).is_file()]
         raise Absent(self.folder if len(missing) == len(wanted) else f"{self.folder}/{missing[0]}")
 
-    def _parts(self, files: dict[str, dict[str, Any]], place: str) -> Parts:
-        classes = files[self.meta].get(self.names)
+    def _parts(self, files: dict[str, dict[str, Any]], place: Path) -> Parts:
+        classes = files[self.meta].get(f"{self.key}_names")
         if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
-            raise ValueError(f"{place}/{self.meta} has no {self.names}; the official file has them.")
-
-        def part(names: tuple[str, ...]) -> tuple[Tensor, Tensor]:
-            return joined(
-                images_of(files.pop(name), f"{place}/{name}", self.labels, range(len(classes))) for name in names
-            )
-
-        return Parts(*part(self.train), *part((self.test,)), tuple(classes))
+            raise ValueError(f"{place}/{self.meta} has no {self.key}_names; the official file has them.")
+        train, test = (
+            _joined(_images(files.pop(n), place / n, f"{self.key}s", range(len(classes))) for n in names)
+            for names in (self.train, (self.test,))
+        )
+        return Parts(*train, *test, tuple(classes))
 
 
-def imagenet32(path: Path) -> Callable[[], Parts]:
-    """Finds and reads ImageNet32: train_data_batch_1 … 10 and val_data, whose labels are 1 … 1000.
-
-    Raises:
-        Absent: when it is not there.
-    """
-    labels = range(1, 1001)
+def imagenet32(path: Path) -> Parts:
+    """ImageNet32: train_data_batch_1 … 10 and val_data, whose labels are 1 … 1000."""
+    names, labels = [*(f"train_data_batch_{number}" for number in range(1, 11)), "val_data"], range(1, 1001)
     places = (path, path / "Imagenet32_train", path / "Imagenet32_val")
-    found = {}
-    for name in [*(f"train_data_batch_{number}" for number in range(1, 11)), "val_data"]:
-        files = [place / name for place in places if (place / name).is_file()]
-        if not files:
-            raise Absent(name)
-        found[name] = files[0]
-
-    def read() -> Parts:
-        *train, test = found.values()
-        parts = [
-            joined(images_of(_read(file), str(file), "labels", labels) for file in files) for files in (train, [test])
-        ]
-        return Parts(*parts[0], *parts[1], tuple(map(str, labels)))
-
-    return read
+    files = [first_with(name, *places) / name for name in names]
+    train, test = (
+        _joined(_images(_read(file), file, "labels", labels) for file in some) for some in (files[:-1], files[-1:])
+    )
+    return Parts(*train, *test, tuple(map(str, labels)))
 
 
-def images_of(
-    content: dict[str, Any], name: str, key: str, labels: range
-) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Images (N × 3 × 32 × 32) and labels, counted from 0, of one file.
-
-    Raises:
-        ValueError: when they are not what the official file has.
-    """
+def _images(content: dict[str, Any], name: Path, key: str, labels: range) -> tuple[Array, Array]:
+    """Images (N × 3 × 32 × 32) and labels, counted from 0, of one file."""
     rows, found = content.get("data"), content.get(key)
     if not isinstance(rows, np.ndarray) or rows.dtype != np.uint8 or rows.ndim != 2 or rows.shape[1] != 3072:
         raise ValueError(f"{name} has no data of N × 3072 bytes; the official file has.")
@@ -117,7 +78,7 @@ def images_of(
     return rows.reshape(-1, *_SHAPE), np.array(found, dtype=np.int64) - labels.start
 
 
-def joined(parts: Iterable[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]) -> tuple[Tensor, Tensor]:
+def _joined(parts: Iterable[tuple[Array, Array]]) -> tuple[Tensor, Tensor]:
     """Images and labels of several files as two tensors; each file's memory is given back as it is copied."""
     images, labels = (list(kind) for kind in zip(*parts, strict=True))
     x = torch.empty((sum(map(len, images)), *images[0].shape[1:]), dtype=torch.uint8)

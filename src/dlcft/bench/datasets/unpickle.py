@@ -1,7 +1,7 @@
-"""Official data files are pickles, and a pickle may run anything; here it can make plain values and arrays, no more.
+"""Official data files are pickles, and a pickle may run any code; here it makes plain values and arrays, no more.
 
-Even numpy's own classes are out of its reach: their `__setstate__` trusts what it is given. Stand-ins collect what the
-file says of an array, and the array is made after all of that was checked.
+Numpy's own classes are not called: their `__setstate__` does not check its input. Stand-ins collect the description
+of an array, and the array is made once that was checked.
 """
 
 from __future__ import annotations
@@ -15,64 +15,42 @@ import numpy as np
 
 _TYPES = {"b1", "u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f4", "f8"}
 _ORDERS = {"|", "<", ">", "="}
-# what a damaged pickle makes the unpickler, or a stand-in, raise
-_BROKEN = (
-    pickle.UnpicklingError,
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    EOFError,
-    ImportError,
-    LookupError,
-    MemoryError,
-    TypeError,
-    ValueError,
-    struct.error,
-)
+# raised by the unpickler, or by a stand-in, for a damaged pickle
+_BROKEN: tuple[type[Exception], ...] = (pickle.UnpicklingError, struct.error, ArithmeticError, AssertionError)
+_BROKEN += (AttributeError, EOFError, ImportError, LookupError, MemoryError, TypeError, ValueError)
 
 
-class _Type:
-    """Stands for `numpy.dtype`."""
+class _Made:
+    """Stands for numpy's types and arrays, and for the function that makes an empty array for its state to fill."""
 
-    def __init__(self, code: Any = None, *_: Any) -> None:
-        self.code, self.order = code, "|"
+    state: Any = ()
+
+    def __init__(self, *given: Any) -> None:
+        self.given = given
 
     def __setstate__(self, state: Any) -> None:
-        self.order = _text(state[1])
-
-    def dtype(self) -> np.dtype[Any]:
-        code = _text(self.code)
-        if code not in _TYPES or self.order not in _ORDERS:
-            raise ValueError(f"an array of type {self.order}{code}")
-        return np.dtype(self.order + code)
+        self.state = state
 
 
-class _Array:
-    """Stands for `numpy.ndarray`, and for the function that makes an empty one for its state to fill."""
-
-    state: tuple[Any, ...] = ()
-
-    def __init__(self, *_: Any) -> None: ...
-
-    def __setstate__(self, state: Any) -> None:
-        _, *rest = state
-        self.state = tuple(rest)
-
-    def array(self) -> np.ndarray[Any, Any]:
-        shape, kind, fortran, data = self.state
-        if not all(type(length) is int and length >= 0 for length in shape) or not isinstance(kind, _Type):
-            raise ValueError(f"an array of shape {shape}")
-        dtype = kind.dtype()
-        if not isinstance(data, bytes | bytearray) or len(data) != math.prod(shape) * dtype.itemsize:
-            raise ValueError(f"an array of shape {shape} without its numbers")
-        return np.frombuffer(data, dtype).reshape(shape, order="F" if fortran else "C")
-
-
-class _Buffered(_Array):
+class _Buffered(_Made):
     """Stands for numpy's function that makes an array of a buffer (protocol 5)."""
 
-    def __init__(self, data: Any = None, kind: Any = None, shape: Any = (), order: Any = "C", *_: Any) -> None:
-        self.state = (shape, kind, order == "F", data)
+
+def _array(made: _Made) -> np.ndarray[Any, Any]:
+    if isinstance(made, _Buffered):
+        data, kind, shape, layout = made.given
+    else:
+        _, shape, kind, fortran, data = made.state
+        layout = "F" if fortran else "C"
+    if not all(type(length) is int and length >= 0 for length in shape) or not isinstance(kind, _Made):
+        raise ValueError(f"an array of shape {shape}")
+    code, order = _text(kind.given[0]), _text(kind.state[1]) if kind.state else "|"
+    if code not in _TYPES or order not in _ORDERS:
+        raise ValueError(f"an array of type {order}{code}")
+    dtype = np.dtype(order + code)
+    if not isinstance(data, bytes | bytearray) or len(data) != math.prod(shape) * dtype.itemsize:
+        raise ValueError(f"an array of shape {shape} without its numbers")
+    return np.frombuffer(data, dtype).reshape(shape, order="F" if layout == "F" else "C")
 
 
 def _encoded(text: str, encoding: str) -> bytes:
@@ -85,11 +63,11 @@ def _encoded(text: str, encoding: str) -> bytes:
 _CONTAINERS = (bytes, bytearray, dict, list, set, tuple)
 _ALLOWED: dict[str, Any] = {
     "_codecs.encode": _encoded,
-    "numpy.dtype": _Type,
-    "numpy.ndarray": _Array,
-    "numpy.core.multiarray._reconstruct": _Array,  # before numpy 2
+    "numpy.dtype": _Made,
+    "numpy.ndarray": _Made,
+    "numpy.core.multiarray._reconstruct": _Made,  # before numpy 2
     "numpy.core.numeric._frombuffer": _Buffered,
-    "numpy._core.multiarray._reconstruct": _Array,
+    "numpy._core.multiarray._reconstruct": _Made,
     "numpy._core.numeric._frombuffer": _Buffered,
     **{f"{module}.{kind.__name__}": kind for module in ("__builtin__", "builtins") for kind in _CONTAINERS},
 }
@@ -108,15 +86,7 @@ class _Restricted(pickle._Unpickler):
 
 
 def read_pickle(file: IO[bytes], name: str) -> dict[str, Any]:
-    """The dict in a pickle, from Python 2 or 3, with numpy arrays; arrays are read-only.
-
-    Args:
-        file: opened for reading bytes.
-        name: what to call it in a sentence.
-
-    Raises:
-        ValueError: when it is damaged, no dict, or asks for anything but plain values and arrays of numbers.
-    """
+    """The dict in a pickle called `name`, from Python 2 or 3, with numpy arrays; arrays are read-only."""
     try:
         found = _Restricted(file, encoding="bytes").load()
         if not isinstance(found, dict):
@@ -130,8 +100,8 @@ def read_pickle(file: IO[bytes], name: str) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, _Array):
-        return value.array()
+    if isinstance(value, _Made):
+        return _array(value)
     if isinstance(value, list) and value and all(isinstance(item, bytes) for item in value):
         return [_text(item) for item in value]
     return value

@@ -1,76 +1,165 @@
-"""What stands in the tables of a report, whatever they are written as. Accuracies in percent."""
+"""Results in the paper's tables and figures beside its numbers, and in sections of their own. Accuracies in percent."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
+from dlcft.bench import paper
+from dlcft.bench.choices import SCALES
 from dlcft.bench.experiment import Result
-from dlcft.bench.report.artefacts import CURVES, Entry, Reported
-from dlcft.bench.report.summary import (
-    SMALL_DISTANCE,
-    Row,
-    Spread,
-    common_settings,
-    conditions,
-    heading,
-    own_settings,
-    sections,
-    settings_text,
-    summarise,
-)
+from dlcft.bench.paper import ARTEFACTS
+from dlcft.bench.report import summary
+from dlcft.bench.report.summary import CURVES, SMALL_DISTANCE, Points, Row, Spread, settings_text
 from dlcft.bench.spectrum import Trace
 
 MISSING = "–"
 UNCONVERGED = "†"
 UNTUNED = "‡"
+MARKS = (UNCONVERGED, UNTUNED)
+STAND_IN = "Columns name the paper's streams; at this scale handwritten digits in a few tasks stand in for them."
+TRACED = ("train_loss", "test_loss", "eigenvalue")
 
-NOTES = {
+_APART = f"are less than {100 * SMALL_DISTANCE:.0f} points apart."
+NOTES = {  # by the column that they are about, or else by a name
     "accuracy": "Accuracy in percent after the last task, mean ± standard deviation over seeds.",
-    "recovered": "Recovered: (method − None)/(Joint − None), None and Joint of the same model and loss; "
-    "mixed: with the nonlinear None, as in the paper. Left out where these two are less than "
-    f"{100 * SMALL_DISTANCE:.0f} points apart.",
+    "shares": "Recovered: (method − None)/(Joint − None), None and Joint of the same model and loss; "
+    f"mixed: with the nonlinear None, as in the paper. Left out where these two {_APART}",
     "ours": "Ours: mean ± standard deviation over seeds, in parentheses how many; percent, differences in points.",
-    "recovered pair": "Recovered: (method − None)/(Joint − None) in percent, None and Joint of the same model and loss "
+    "recovered": "Recovered: (method − None)/(Joint − None) in percent, None and Joint of the same model and loss "
     "/ with the nonlinear None, as in the paper; closed form, which has no None, with the nonlinear Joint too. "
-    f"Left out where None and Joint are less than {100 * SMALL_DISTANCE:.0f} points apart.",
-    "costs": "Seconds: of training and remembering; of closed form, all sums and one solve. "
-    "MB: what is saved, network and memory.",
+    f"Left out where None and Joint {_APART}",
+    "seconds": "Seconds: of training and remembering; of closed form, all sums and one solve. "
+    "MB: the saved state, network and memory.",
     "curve": "Percent after so many tasks, mean over seeds. Joint has learned all at once.",
     "eigenvalue": "Largest eigenvalue of the Fisher matrix of the mean loss, from a part of the training images.",
-    "untuned": f"{UNTUNED} with the open choices' settings, where others were tuned.",
-    "unconverged": f"{UNCONVERGED} training had not converged: the last epoch still lowered the loss by 1 % or more.",
+    UNTUNED: f"{UNTUNED} with the open choices' settings, where others were tuned.",
+    UNCONVERGED: f"{UNCONVERGED} training had not converged: the last epoch still lowered the loss by 1 % or more.",
 }
 
 
 @dataclass(frozen=True)
-class Column:
-    """A column of figures.
+class Entry:
+    """A cell of an artefact, with the results over seeds; None where there are none."""
 
-    Attributes:
-        name: its heading.
-        value: what to sort by and what CSV holds; None where there is none.
-        text: what is shown.
-        meaning: in a few words.
-    """
+    cell: paper.Cell
+    row: Row | None
 
-    name: str
-    value: Callable[[Row], float | None]
-    text: Callable[[Row], str]
-    meaning: str
+    @property
+    def tuned(self) -> bool:
+        return self.row is not None and self.row.results[0].tuned
+
+    @property
+    def points(self) -> Points:
+        """The points of a curve."""
+        return [] if self.row is None or self.cell.metric not in CURVES else CURVES[self.cell.metric](self.row)
+
+    @property
+    def ours(self) -> Spread | None:
+        """The results in percent; of curves, the last point."""
+        if self.row is None:
+            return None
+        spread = self.row.bwt if self.cell.metric == "bwt" else self.row.accuracy
+        if self.cell.metric in CURVES:
+            spread = self.points[-1][1] if self.points else None
+        return None if spread is None else spread.times(100)
+
+    @property
+    def difference(self) -> float | None:
+        """Ours minus the paper's, in points."""
+        return None if self.ours is None or self.cell.paper is None else self.ours.mean - self.cell.paper
+
+    @property
+    def recovered(self) -> tuple[float | None, float | None]:
+        """Shares of the distance from None to Joint: of the same model and loss, and as the paper counts."""
+        return self._beside("recovered"), self._beside("recovered_mixed")
+
+    def _beside(self, name: str) -> Any:
+        """A figure of the row, beside accuracies only: it is not shown again beside BWT."""
+        return getattr(self.row, name, None) if self.cell.metric in ("accuracy", "acc") else None
+
+    def figures(self, *, best: bool = False, others_tuned: bool = False) -> dict[str, Cell]:
+        """The cells of a table, with marks: training had not converged, or others' settings were tuned."""
+        row, spread = self.row, self.ours
+        ours = Cell(MISSING)
+        if row is not None and spread is not None:
+            untuned = others_tuned and not self.tuned and row.converged is not None
+            text = f"{_spread(spread).text} ({len(row.results)}){UNCONVERGED * bool(row.unconverged)}"
+            ours = Cell(text + UNTUNED * untuned, spread.mean, row, best)
+        own, mixed = (None if share is None else 100 * share for share in self.recovered)
+        both = MISSING if own is None and mixed is None else f"{number(own, 0)} / {number(mixed, 0)}"
+        return {
+            "ours": ours,
+            "paper": _number(self.cell.paper),
+            "difference": Cell(number(self.difference, sign=True), self.difference),
+            "recovered": Cell(both, mixed if own is None else own),
+            "seconds": _spread(self._beside("seconds"), 1, 0, deviation=False),
+            "MB": _spread(self._beside("state_bytes"), 1e-6, 1, deviation=False),
+        }
 
 
 @dataclass(frozen=True)
-class Cell:
-    """A figure in a table.
+class Reported:
+    """An artefact at a scale: its cells row by row as in the paper, then ours; or curves of eigenvalues."""
 
-    Attributes:
-        text: what is shown.
-        value: what to sort by.
-        row: where the figure is from.
-        strong: the best of its column.
+    name: str
+    scale: str
+    entries: Sequence[Entry]
+    traces: Sequence[Trace]
+    notes: Sequence[str]  # why a column is empty, and whether digits stand in
+
+    @property
+    def title(self) -> str:
+        return f"{ARTEFACTS[self.name].title} (scale {self.scale})"
+
+    @property
+    def labels(self) -> list[str]:
+        return list(dict.fromkeys(entry.cell.label for entry in self.entries))
+
+    @property
+    def columns(self) -> list[str]:
+        return list(dict.fromkeys(entry.cell.column for entry in self.entries))
+
+    @property
+    def has_curves(self) -> bool:
+        return any(entry.cell.metric in CURVES for entry in self.entries)
+
+    def entry(self, label: str, column: str) -> Entry | None:
+        """The cell there, if there is one."""
+        found = (entry for entry in self.entries if (entry.cell.label, entry.cell.column) == (label, column))
+        return next(found, None)
+
+
+def reported(rows: Sequence[Row], traces: Sequence[Trace] = ()) -> list[Reported]:
+    """The artefacts of which there is at least one result, scale by scale.
+
+    Results carry the row that they were run for; of several with other settings, tuned ones are shown, and of these
+    those with most seeds.
     """
+    known: dict[tuple[str | None, str], Row] = {}
+    for row in sorted(rows, key=lambda row: (row.results[0].tuned, len(row.results))):
+        known[row.results[0].row, summary.stream_of(row.experiment)] = row
+    found = []
+    for scale, size in SCALES.items():
+        streams = {name: summary.stream_of(experiment) for name, experiment in size.streams.items()}
+        spectra = [replace(base, loss=loss) for base in size.spectra for loss in ("cross-entropy", "mse")]
+        ours = [one for one in traces if replace(one.spectrum, seed=0) in spectra]
+        for name, artefact in ARTEFACTS.items():
+            entries, notes = [], [STAND_IN] * (scale == "smoke")
+            for cell in artefact.cells:
+                shown = replace(cell, paper=None) if scale == "smoke" else cell  # digits compare with nothing
+                entries.append(Entry(shown, known.get((cell.row, streams.get(cell.stream, "")))))
+                if cell.stream not in streams:
+                    notes.append(f"{cell.column} is empty: {size.missing[cell.stream]}")
+            belonging = ours if name == "vanishing-curvature" else []
+            if belonging or any(entry.row is not None for entry in entries):
+                found.append(Reported(name, scale, entries, belonging, list(dict.fromkeys(notes))))
+    return found
+
+
+class Cell(NamedTuple):
+    """A figure in a table: its text, the number to sort by, the results behind it, whether it is the best."""
 
     text: str
     value: float | None = None
@@ -78,161 +167,104 @@ class Cell:
     strong: bool = False
 
 
+class Line(NamedTuple):
+    """A line of a table: its name, a cell for each column, and settings of its own."""
+
+    name: str
+    cells: Sequence[Cell]
+    settings: str = ""
+
+    @property
+    def title(self) -> str:
+        return f"{self.name}: {self.settings}" if self.settings else self.name
+
+
+Figures = tuple[list[str], dict[str, dict[str, Cell]]]  # names of columns, and the cells of each line by them
+
+
 @dataclass(frozen=True)
 class Table:
-    """A table, whatever it is written as.
-
-    Attributes:
-        title: above it.
-        subtitle: below that, or empty.
-        groups: names that stand over several columns each, with how many; none for none.
-        head: names of the columns.
-        lines: a name and a cell for each column.
-        notes: what the reader must know.
-    """
+    """A table, for every format; `groups` are names that stand over several columns each, with how many."""
 
     title: str
-    subtitle: str
-    groups: tuple[tuple[str, int], ...]
-    head: tuple[str, ...]
-    lines: tuple[tuple[str, tuple[Cell, ...]], ...]
-    notes: tuple[str, ...]
+    head: Sequence[str]
+    lines: Sequence[Line]
+    notes: Sequence[str]
+    groups: Sequence[tuple[str, int]] = ()
+    subtitle: str = ""
 
-
-def columns(rows: Sequence[Row]) -> list[Column]:
-    """Those for which at least one of the rows has a figure."""
-    known = [
-        Column("seeds", lambda row: len(row.results), lambda row: str(len(row.results)), "how many"),
-        _spread("accuracy", lambda row: row.accuracy, 100, "in the end, percent"),
-        _spread("BWT", lambda row: row.bwt, 100, "backward transfer, points; below 0: forgotten"),
-        _spread("forgetting", lambda row: row.forgetting, 100, "from the best to the end, points"),
-        _share("recovered", lambda row: row.recovered, "of the way from None to Joint, same model and loss, percent"),
-        _share("recovered, mixed", lambda row: row.recovered_mixed, "the same from the nonlinear None, percent"),
-        _spread("seconds", lambda row: row.seconds, 1, "training and remembering", digits=1),
-        Column(
-            "state, MB",
-            lambda row: row.state_bytes.mean / 1e6,
-            lambda row: f"{row.state_bytes.mean / 1e6:.2f}",
-            "what is saved",
-        ),
-        Column(
-            "peak, MB",
-            lambda row: None if row.peak_bytes is None else row.peak_bytes / 1e6,
-            lambda row: MISSING if row.peak_bytes is None else f"{row.peak_bytes / 1e6:.0f}",
-            "the most memory that a run took",
-        ),
-    ]
-    return [column for column in known if any(column.value(row) is not None for row in rows)]
+    @property
+    def starts(self) -> list[int]:
+        """The first column of each group."""
+        return [sum(span for _, span in self.groups[:place]) for place in range(len(self.groups))]
 
 
 def number(value: float | None, digits: int = 2, *, sign: bool = False) -> str:
-    """As tables show it, with a minus that is one."""
-    if value is None:
-        return MISSING
-    text = f"{value:{'+' if sign else ''}.{digits}f}"
-    return text.replace("-", "−")
+    """As tables show it, with a true minus sign."""
+    return MISSING if value is None else f"{value:{'+' if sign else ''}.{digits}f}".replace("-", "−")
 
 
-def best(section: Sequence[Row]) -> Row | None:
-    """The most accurate of those that do not see all data at once."""
-    return max((row for row in section if not row.experiment.joint), key=lambda row: row.accuracy.mean, default=None)
+def _number(value: float | None, scale: float = 1, digits: int = 2) -> Cell:
+    shown = None if value is None else scale * value
+    return Cell(number(shown, digits), shown)
+
+
+def _spread(spread: Spread | None, scale: float = 1, digits: int = 2, *, deviation: bool = True) -> Cell:
+    if spread is None:
+        return Cell(MISSING)
+    after = f" ± {number(scale * spread.sd, digits)}" if deviation and spread.sd is not None else ""
+    return Cell(number(scale * spread.mean, digits) + after, scale * spread.mean)
+
+
+def _filled(lines: Collection[Mapping[str, Cell]], always: str = "") -> list[str]:
+    """The names of the columns in which there is a number."""
+    names = dict.fromkeys(name for line in lines for name in line)
+    return [name for name in names if name == always or any(line[name].value is not None for line in lines)]
 
 
 def artefact_table(one: Reported) -> Table:
     """One of the paper's tables; of a figure, the numbers that are drawn."""
     if one.traces:
         return _trace_table(one)
-    if any(entry.metric in CURVES for entry in one.entries):
-        return _curve_table(one)
-    groups, head, notes = [], [], [NOTES["ours"]]
-    lines: dict[str, list[Cell]] = {label: [] for label in one.labels}
-    tuned = any(entry.tuned for entry in one.entries)
-    for column in one.columns:
-        entries = {label: one.entry(label, column) for label in one.labels}
-        there = [entry for entry in entries.values() if entry is not None]
-        known = [entry for entry in there if entry.ours and not (entry.row and entry.row.experiment.joint)]
-        top = max(known, key=lambda entry: entry.ours.mean if entry.ours else 0, default=None)
-        parts: list[tuple[str, Callable[[Entry], Cell]]] = [("ours", partial(ours_cell, top=top, tuned=tuned))]
-        parts += [("paper", paper_cell)] * any(entry.paper is not None for entry in there)
-        parts += [("difference", difference_cell)] * any(entry.difference is not None for entry in there)
-        if any(share is not None for entry in there for share in entry.recovered):
-            parts += [("recovered", recovered_cell)]
-            notes = [*notes, NOTES["recovered pair"]]
-        if any(entry.costs for entry in there):
-            parts += [("seconds", seconds_cell), ("MB", size_cell)]
-            notes = [*notes, NOTES["costs"]]
-        groups.append((column, len(parts)))
-        head += [name for name, _ in parts]
-        for label, entry in entries.items():
-            lines[label] += [Cell("") if entry is None else write(entry) for _, write in parts]
-    rows = [entry.row for entry in one.entries if entry.row is not None]
-    notes += [NOTES["unconverged"]] * any(row.unconverged for row in rows)
-    notes += [NOTES["untuned"]] * any(UNTUNED in cell.text for cells in lines.values() for cell in cells)
-    shown = tuple((label, tuple(cells)) for label, cells in lines.items())
-    return Table(one.title, "", tuple(groups), tuple(head), shown, (*one.notes, *dict.fromkeys(notes)))
-
-
-def paper_cell(entry: Entry) -> Cell:
-    """The paper's number."""
-    return Cell(number(entry.paper), entry.paper)
-
-
-def difference_cell(entry: Entry) -> Cell:
-    """Ours minus the paper's."""
-    return Cell(number(entry.difference, sign=True), entry.difference)
-
-
-def ours_cell(entry: Entry, top: Entry | None = None, tuned: bool = False) -> Cell:
-    """What was measured, marked where it is not all it should be; `tuned` says that others were."""
-    spread, row = entry.ours, entry.row
-    if spread is None or row is None:
-        return Cell(MISSING)
-    deviation = "" if spread.sd is None else f" ± {number(spread.sd)}"
-    marks = UNCONVERGED * bool(row.unconverged) + UNTUNED * (tuned and not entry.tuned and row.converged is not None)
-    return Cell(f"{number(spread.mean)}{deviation} ({len(row.results)}){marks}", spread.mean, row, entry is top)
-
-
-def recovered_cell(entry: Entry) -> Cell:
-    """Of the way from None to Joint, both ways of counting."""
-    own, mixed = (None if share is None else 100 * share for share in entry.recovered)
-    text = MISSING if own is None and mixed is None else f"{number(own, 0)} / {number(mixed, 0)}"
-    return Cell(text, mixed if own is None else own)
-
-
-def seconds_cell(entry: Entry) -> Cell:
-    """How long it learned."""
-    seconds = entry.row.seconds.mean if entry.costs and entry.row else None
-    return Cell(number(seconds, 0), seconds)
-
-
-def size_cell(entry: Entry) -> Cell:
-    """How much it keeps."""
-    size = entry.row.state_bytes.mean / 1e6 if entry.costs and entry.row else None
-    return Cell(number(size, 1), size)
-
-
-def _curve_table(one: Reported) -> Table:
     lines: dict[str, list[Cell]] = {label: [] for label in one.labels}
     groups, head = [], []
+    tuned = any(entry.tuned for entry in one.entries)
     for column in one.columns:
-        points = {}
-        for label in one.labels:
-            entry = one.entry(label, column)
-            points[label] = {} if entry is None or entry.row is None else dict(CURVES[entry.metric](entry.row))
-        # Joint is learned at once: it stands beside the last task
-        last = max((max(known) for known in points.values() if known), default=1)
-        for label in one.labels:
-            entry = one.entry(label, column)
-            if entry is not None and entry.row is not None and entry.row.experiment.joint:
-                points[label] = dict.fromkeys([last], *points[label].values())
-        tasks = sorted({task for known in points.values() for task in known})
-        groups.append((f"{column}, after", len(tasks)))
-        head += [str(task) for task in tasks]
-        for label, known in points.items():
-            means = [100 * known[task].mean if task in known else None for task in tasks]
-            lines[label] += [Cell(number(mean, 1), mean) for mean in means]
-    shown = tuple((label, tuple(cells)) for label, cells in lines.items() if any(c.value is not None for c in cells))
-    return Table(one.title, "", tuple(groups), tuple(head), shown, (*one.notes, NOTES["curve"]))
+        entries = {entry.cell.label: entry for entry in one.entries if entry.cell.column == column}
+        names, figures = _curve_cells(entries) if one.has_curves else _cells(entries, tuned)
+        groups.append((f"{column}, after" if one.has_curves else column, len(names)))
+        head += names
+        for label, cells in lines.items():
+            cells += [figures[label][name] if label in figures else Cell("") for name in names]
+    shown = [
+        Line(*line) for line in lines.items() if not one.has_curves or any(cell.value is not None for cell in line[1])
+    ]
+    notes = [*one.notes, *([NOTES["curve"]] if one.has_curves else [])]
+    notes += [NOTES[name] for name in dict.fromkeys(head) if name in NOTES]
+    notes += [NOTES[mark] for mark in MARKS if any(mark in cell.text for line in shown for cell in line.cells)]
+    return Table(one.title, head, shown, notes, groups)
+
+
+def _cells(entries: Mapping[str, Entry], tuned: bool) -> Figures:
+    """The names and the cells of the columns that have a number."""
+    known = [entry for entry in entries.values() if entry.ours and entry.row and not entry.row.experiment.joint]
+    best = max(known, key=lambda entry: entry.ours.mean if entry.ours else 0, default=None)
+    figures = {label: entry.figures(best=entry is best, others_tuned=tuned) for label, entry in entries.items()}
+    return _filled(figures.values(), always="ours"), figures
+
+
+def _curve_cells(entries: Mapping[str, Entry]) -> Figures:
+    points = {label: dict(entry.points) for label, entry in entries.items()}
+    last = max((task for known in points.values() for task in known), default=1)
+    for label, entry in entries.items():
+        if points[label] and entry.row is not None and entry.row.experiment.joint:
+            points[label] = {last: entry.points[-1][1]}  # learned at once: it stands beside the last task
+    tasks = sorted({task for known in points.values() for task in known})
+    figures = {
+        label: {str(task): _number(known[task].mean if task in known else None, 100, 1) for task in tasks}
+        for label, known in points.items()
+    }
+    return [str(task) for task in tasks], figures
 
 
 def _trace_table(one: Reported) -> Table:
@@ -241,75 +273,50 @@ def _trace_table(one: Reported) -> Table:
         for record in trace.records:
             loss, seed = trace.spectrum.loss, trace.spectrum.seed
             name = f"{network_name(trace)}, {loss}, seed {seed}, {record['epochs']:.1f} epochs"
-            lines.append((name, tuple(Cell(f"{record[key]:.4g}", record[key]) for key in TRACED)))
-    head = tuple(name.replace("_", " ") for name in TRACED)
-    return Table(one.title, "", (), head, tuple(lines), (*one.notes, NOTES["eigenvalue"]))
-
-
-TRACED = ("train_loss", "test_loss", "eigenvalue")
+            lines.append(Line(name, [Cell(f"{record[key]:.4g}", record[key]) for key in TRACED]))
+    head = [name.replace("_", " ") for name in TRACED]
+    return Table(one.title, head, lines, [*one.notes, NOTES["eigenvalue"]])
 
 
 def network_name(trace: Trace) -> str:
-    """What was trained on what."""
+    """The network and its data set."""
     return f"{trace.spectrum.network} on {trace.spectrum.dataset}"
 
 
-def notes(section: Sequence[Row]) -> list[str]:
-    """What the reader of a table must know."""
-    shown = [NOTES["accuracy"]]
-    if any(row.recovered is not None or row.recovered_mixed is not None for row in section):
-        shown.append(NOTES["recovered"])
-    if any(row.unconverged for row in section):
-        shown.append(NOTES["unconverged"])
-    return shown
-
-
 def section_table(section: Sequence[Row]) -> Table:
-    """A method a line."""
-    shown, top = columns(section), best(section)
+    """A method a line, with the columns for which at least one has a figure."""
+    # joint training sees all data at once, and is no rival
+    best = max((row for row in section if not row.experiment.joint), key=lambda row: row.accuracy.mean, default=None)
+    figures = [_figures(row) for row in section]
+    head = _filled(figures)
     lines = []
-    for row in section:
-        cells = [Cell(c.text(row), c.value(row), row, c.name == "accuracy" and row is top) for c in shown]
-        name = row.experiment.method + UNCONVERGED * bool(row.unconverged)
-        lines.append((name, (Cell(own_settings(row, section)), *cells)))
-    head = ("settings", *(column.name for column in shown))
-    return Table(heading(section[0]), shared(section), (), head, tuple(lines), tuple(notes(section)))
+    for row, label, cells in zip(section, summary.labels(section), figures, strict=True):
+        shown = [cells[name]._replace(row=row, strong=name == "accuracy" and row is best) for name in head]
+        lines.append(Line(label + UNCONVERGED * bool(row.unconverged), shown, summary.own_settings(row, section)))
+    notes = [NOTES["accuracy"]] + [NOTES["shares"]] * any(name.startswith("recovered") for name in head)
+    notes += [NOTES[UNCONVERGED]] * any(row.unconverged for row in section)
+    settings = settings_text(summary.common_settings(section))
+    subtitle = summary.conditions(section[0]) + (f"; settings in common: {settings}" if settings else "")
+    return Table(summary.heading(section[0]), head, lines, notes, subtitle=subtitle)
 
 
-def shared(section: Sequence[Row]) -> str:
-    """What all rows have in common."""
-    settings = settings_text(common_settings(section))
-    return f"{conditions(section[0])}; settings in common: {settings}" if settings else conditions(section[0])
+def _figures(row: Row) -> dict[str, Cell]:
+    return {
+        "seeds": _number(len(row.results), 1, 0),
+        "accuracy": _spread(row.accuracy, 100),
+        "BWT": _spread(row.bwt, 100),
+        "forgetting": _spread(row.forgetting, 100),
+        "recovered": _number(row.recovered, 100, 0),
+        "recovered, mixed": _number(row.recovered_mixed, 100, 0),
+        "seconds": _spread(row.seconds, 1, digits=1),
+        "state, MB": _spread(row.state_bytes, 1e-6, deviation=False),
+        "peak, MB": _number(row.peak_bytes, 1e-6, 0),
+    }
 
 
-def found_sections(results: Iterable[Result], traces: Sequence[Trace] = ()) -> list[list[Row]]:
-    """The sections of a report.
-
-    Raises:
-        ValueError: when there is nothing to report.
-    """
-    found = sections(summarise(results))
-    if not found and not traces:
+def contents(results: Iterable[Result], traces: Sequence[Trace]) -> tuple[list[Reported], list[list[Row]]]:
+    """The artefacts and the sections of a report; refused when there is nothing to report."""
+    rows = summary.summarise(results)
+    if not rows and not traces:
         raise ValueError("there are no results to report.")
-    return found
-
-
-def _spread(name: str, value: Callable[[Row], Spread | None], scale: float, meaning: str, *, digits: int = 2) -> Column:
-    def mean(row: Row) -> float | None:
-        spread = value(row)
-        return None if spread is None else scale * spread.mean
-
-    def text(row: Row) -> str:
-        spread = value(row)
-        deviation = "" if spread is None or spread.sd is None else f" ± {number(scale * spread.sd, digits)}"
-        return number(mean(row), digits) + deviation
-
-    return Column(name, mean, text, meaning)
-
-
-def _share(name: str, value: Callable[[Row], float | None], meaning: str) -> Column:
-    def percent(row: Row) -> float | None:
-        share = value(row)
-        return None if share is None else 100 * share
-
-    return Column(name, percent, lambda row: number(percent(row), 0), meaning)
+    return reported(rows, traces), summary.sections(rows)

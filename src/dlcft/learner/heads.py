@@ -1,0 +1,65 @@
+"""The heads of a learner and their labels."""
+
+from __future__ import annotations
+
+from dlcft.data.labels import Labels
+from dlcft.data.samples import Samples
+from dlcft.methods.settings import Scenario
+
+HEAD = "main"  # the only head, but in task-IL
+
+
+class Heads:
+    """The labels of each head; they keep their places and are only appended to.
+
+    Args:
+        scenario: see `Learner`.
+        new_labels: "grow" or "error".
+    """
+
+    def __init__(self, scenario: Scenario, new_labels: str) -> None:
+        self.scenario, self.new_labels = scenario, new_labels
+        self.labels: dict[str, Labels] = {}
+
+    def to_learn(self, head: str | None) -> str:
+        """The head of a new task.
+
+        Raises:
+            ValueError: when it is missing in "task-il", or given elsewhere.
+        """
+        if (self.scenario == "task-il") != (head is not None):
+            raise ValueError(
+                "in 'task-il' every task needs a head= name."
+                if head is None
+                else f"head= is for 'task-il', not {self.scenario!r}."
+            )
+        return HEAD if head is None else head
+
+    def known(self, head: str | None) -> str:
+        """A head that has learned something.
+
+        Raises:
+            ValueError: when there is none of that name.
+        """
+        name = HEAD if head is None and self.scenario != "task-il" else head
+        if not self.labels:
+            raise ValueError("nothing has been learned yet; call learn(data) first.")
+        if name is None or name not in self.labels:
+            raise ValueError(f"head is {head!r}; learned so far: {', '.join(self.labels) or 'none'}.")
+        return name
+
+    def of(self, head: str) -> Labels:
+        """The labels of a head; none where it is new."""
+        return self.labels.get(head, Labels())
+
+    def extended(self, head: str, samples: Samples) -> Labels:
+        """The labels of a head with those of new samples.
+
+        Raises:
+            ValueError: when one is new and may not be.
+        """
+        labels = self.of(head)
+        new = labels.unknown(samples.labels)
+        if new and len(labels) and self.new_labels == "error":
+            raise ValueError(f"label {new[0]!r} is new; with new_labels='error' only {labels.names[:10]} are accepted.")
+        return labels.append(new)
