@@ -6,7 +6,7 @@ from torch import nn
 from torch.func import functional_call
 
 from dlcft import Classifier, CrossEntropy, ScaledMSE, estimate
-from dlcft.curvature.blocks import InputGram, Kronecker
+from dlcft.curvature.blocks import InputGram, Kronecker, TraceKronecker
 from tests.support.brute_force import LOSSES, NETWORKS, block_of, build, gauss_newton, layer_blocks, run
 
 
@@ -107,6 +107,28 @@ def test_published_tkfac_keeps_the_trace_with_one_position_only():
         found = {n: run(n, model, x, y, ScaledMSE()).curvature.trace(model.params("h")) for n in ("tkfac", "exact-tk")}
         assert found["exact-tk"] == pytest.approx(trace, rel=1e-10)
         assert (found["tkfac"] == pytest.approx(trace, rel=1e-10)) is kept
+
+
+@pytest.mark.parametrize("network", ["mlp", "convolutions"])
+@pytest.mark.parametrize("loss", [ScaledMSE(), CrossEntropy()])
+def test_tkfac_trace_is_kfac_scaled_to_the_exact_trace(network, loss):
+    model, x, y = build(network)
+    matrix, slices = gauss_newton(model, x, y, loss)
+    kfac, scaled = (run(name, model, x, y, loss).curvature for name in ("kfac", "tkfac-trace"))
+    params = model.params("h")
+    delta = {name: torch.randn_like(p) for name, p in params.items()}
+    for name, block in scaled.blocks.items():
+        if not isinstance(block, TraceKronecker):
+            continue
+        trace = sum(float(matrix[slices[n], slices[n]].trace()) for n in block.names)
+        outputs = len(params[block.names[0]])
+        assert block.trace(outputs) == pytest.approx(trace, rel=1e-9)
+        if block.groups > 1:  # each group is scaled to its own trace
+            continue
+        factor = trace / kfac.blocks[name].trace(outputs)
+        for n, product in kfac.blocks[name].matvec(delta).items():
+            torch.testing.assert_close(block.matvec(delta)[n], factor * product)
+    assert any(isinstance(block, TraceKronecker) for block in scaled.blocks.values())
 
 
 @pytest.mark.parametrize("strict", [False, True])

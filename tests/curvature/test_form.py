@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlcft.curvature.blocks import BLOCKS, Dense, Diagonal, EigenKronecker, InputGram, Kronecker
+from dlcft.curvature.blocks import BLOCKS, Dense, Diagonal, EigenKronecker, InputGram, Kronecker, TraceKronecker
 from dlcft.curvature.form import Curvature
 from tests.support.brute_force import dense
 
@@ -36,6 +36,8 @@ def make(kind, seed=0, dtype=torch.float64):
         return Curvature({n: Diagonal((n,), p.square()) for n, p in params(seed, dtype).items()})
     if kind == "Kronecker":
         return Curvature({"l": Kronecker(names, GROUPS, left, right, torch.rand(GROUPS, dtype=dtype) + 0.5)})
+    if kind == "TraceKronecker":
+        return Curvature({"l": TraceKronecker(names, GROUPS, left, right, torch.rand(GROUPS, dtype=dtype) + 0.5)})
     if kind == "EigenKronecker":
         vectors = torch.linalg.eigh(left)[1], torch.linalg.eigh(right)[1]
         values = torch.rand(GROUPS, OUTPUTS, k, generator=torch.Generator().manual_seed(seed), dtype=dtype)
@@ -66,6 +68,9 @@ def written_out(kind, curvature):
     for g in range(GROUPS):
         if kind == "Kronecker":
             part = torch.einsum("op,ij->oipj", block.left[g], block.right[g]) / block.divisor[g]
+        elif kind == "TraceKronecker":
+            scale = block.exact[g] / (block.left[g].trace() * block.right[g].trace())
+            part = scale * torch.einsum("op,ij->oipj", block.left[g], block.right[g])
         elif kind == "InputGram":
             part = torch.einsum("op,ij->oipj", torch.eye(OUTPUTS, dtype=torch.float64), block.gram[g])
         else:
@@ -175,6 +180,7 @@ def test_growing_one_group(kind):
     blocks = {
         "Diagonal": {n: Diagonal((n,), p.square()) for n, p in small.items()},
         "Kronecker": {"l": Kronecker(names, 1, left, right, torch.ones(1, dtype=torch.float64))},
+        "TraceKronecker": {"l": TraceKronecker(names, 1, left, right, torch.ones(1, dtype=torch.float64))},
         "EigenKronecker": {
             "l": EigenKronecker(names, 1, left, right, *vectors, torch.rand(1, 3, 5, dtype=torch.float64))
         },

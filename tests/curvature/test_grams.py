@@ -185,6 +185,10 @@ def test_squared_gradient(case: Case, way: str) -> None:
     assert_near(grams.squared_gradient(case.layer, case.xs, case.gs), case.d.square().sum(0))
 
 
+def test_gradient_norms(case: Case, way: str) -> None:
+    assert_near(grams.gradient_norms(case.layer, case.xs, case.gs), case.d.square().sum((2, 3)))
+
+
 def test_rotated_squares(case: Case, way: str) -> None:
     groups, outputs, columns = case.d.shape[1:]
     left = torch.linalg.qr(torch.randn(groups, outputs, outputs, dtype=torch.float64)).Q

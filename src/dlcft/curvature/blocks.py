@@ -19,6 +19,7 @@ from torch import Tensor
 
 Tensors = dict[str, Tensor]
 B = TypeVar("B", bound="Block")
+F = TypeVar("F", bound="Factored")
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,25 +148,25 @@ class LayerBlock(Block):
 
 
 @dataclass(frozen=True, eq=False)
-class Kronecker(LayerBlock):
-    """`⟨D, L D R⟩/divisor`: K-FAC (L = G, R = A, divisor 1) and TK-FAC (L = Ψ, R = Φ, divisor δ = tr)."""
+class Factored(LayerBlock):
+    """`factor·⟨D, L D R⟩` with two symmetric factors and one number per group."""
 
     left: Tensor  # groups × outputs × outputs
     right: Tensor  # groups × inputs × inputs
-    divisor: Tensor  # one number per group
+
+    @property
+    @abc.abstractmethod
+    def factor(self) -> Tensor:
+        """One number per group."""
 
     def times(self, matrix: Tensor) -> Tensor:
         # Transposed, with both factors symmetric: `matrix @ right` takes a quarter longer where K = 9·512 + 1.
-        return (self.right @ (matrix.mT @ (self.left * self._factor))).mT.contiguous()
-
-    @cached_property
-    def _factor(self) -> Tensor:
-        return _inverse(self.divisor)[:, None, None]
+        return (self.right @ (matrix.mT @ (self.left * self.factor[:, None, None]))).mT.contiguous()
 
     def solve(self, delta: Mapping[str, Tensor], damping: float) -> Tensors:
         """Exact, through the factors' eigenvectors."""
         (left_values, left), (right_values, right) = self.eigen
-        values = left_values[:, :, None] * right_values[:, None, :] * self._factor
+        values = left_values[:, :, None] * right_values[:, None, :] * self.factor[:, None, None]
         rotated = left.mT @ self.matrix(delta) @ right
         return self.split(left @ (rotated / (values + damping)) @ right.mT, delta)
 
@@ -175,11 +176,33 @@ class Kronecker(LayerBlock):
         return _eigen(self.left), _eigen(self.right)
 
     def trace(self, outputs: int) -> float:
-        return float((_traces(self.left) * _traces(self.right) * _inverse(self.divisor.double())).sum())
+        return float((_traces(self.left) * _traces(self.right) * self.factor.double()).sum())
 
-    def grow(self, names: tuple[str, ...], outputs: int) -> Kronecker:
+    def grow(self: F, names: tuple[str, ...], outputs: int) -> F:
         """Zeros in `left`: the curvature of the new outputs is not known."""
         return dataclasses.replace(self, left=pad(pad(self.left, 1, outputs), 2, outputs))
+
+
+@dataclass(frozen=True, eq=False)
+class Kronecker(Factored):
+    """`⟨D, L D R⟩/divisor`: K-FAC (L = G, R = A, divisor 1) and exact TK (L = Ψ, R = Φ, divisor δ)."""
+
+    divisor: Tensor  # one number per group
+
+    @cached_property
+    def factor(self) -> Tensor:
+        return _inverse(self.divisor)
+
+
+@dataclass(frozen=True, eq=False)
+class TraceKronecker(Factored):
+    """`⟨D, G D A⟩·δ/(tr A · tr G)`: K-FAC scaled to the exact trace δ of the block. All three merge as averages."""
+
+    exact: Tensor  # δ, one number per group
+
+    @cached_property
+    def factor(self) -> Tensor:
+        return (self.exact.double() * _inverse(_traces(self.left) * _traces(self.right))).to(self.exact)
 
 
 @dataclass(frozen=True, eq=False)
@@ -333,5 +356,5 @@ def pad(tensor: Tensor, dim: int, size: int) -> Tensor:
 
 
 BLOCKS: dict[str, type[Block]] = {
-    kind.__name__: kind for kind in (Diagonal, Kronecker, EigenKronecker, InputGram, Dense)
+    kind.__name__: kind for kind in (Diagonal, Kronecker, TraceKronecker, EigenKronecker, InputGram, Dense)
 }

@@ -202,6 +202,23 @@ def squared_gradient(layer: Layer, xs: Sequence[Tensor], gs: Sequence[Tensor]) -
     return weight_order(shape, total)
 
 
+def gradient_norms(layer: Layer, xs: Sequence[Tensor], gs: Sequence[Tensor]) -> Tensor:
+    """Return ‖D_n‖² per sample and group, (N, groups): from D_n, or as ⟨G_n G_nᵀ, A_n A_nᵀ⟩, whichever is cheaper."""
+    shape = geometry(layer)
+    images, gradients, positions = _pairs(shape, xs, gs)
+    by_gradient, by_position = shape.outputs * shape.columns, positions * (shape.outputs + shape.columns)
+    floats = shape.groups * shape.columns * (shape.outputs + positions)
+    found = []
+    for part in _chunks(len(images[0]), floats):
+        if by_gradient < by_position:
+            found.append(_sample_gradients(shape, images, gradients, part).square_().sum((2, 3)))
+        else:
+            a = _join([patch_rows(shape, x[part]) for x in images])
+            g = _join([gradient_rows(shape, x[part]) for x in gradients])
+            found.append(((g @ g.mT) * (a @ a.mT)).sum((2, 3)))
+    return torch.cat(found, 1).mT
+
+
 def rotated_squares(layer: Layer, xs: Sequence[Tensor], gs: Sequence[Tensor], left: Tensor, right: Tensor) -> Tensor:
     """Return Σ_n (Uᵀ D_n V) ∘ (Uᵀ D_n V), the sum behind the EK-FAC eigenvalues, (groups, O, K).
 

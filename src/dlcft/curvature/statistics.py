@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from dlcft.curvature import grams
-from dlcft.curvature.blocks import Block, Diagonal, EigenKronecker, InputGram, Kronecker
+from dlcft.curvature.blocks import Block, Diagonal, EigenKronecker, InputGram, Kronecker, TraceKronecker
 from dlcft.curvature.grams import Layer
 from dlcft.curvature.losses import Loss
 from dlcft.network.names import find_class
@@ -178,6 +178,19 @@ class TkfacStatistics(KfacStatistics):
         self.add_to("divisor", (input_traces * output_traces.sum(0)).sum(0))
 
 
+class TraceKfacStatistics(KfacStatistics):
+    """K-FAC's `A` and `G`, and `δ = E‖D_n‖²`, the exact trace: TK-FAC as the code of DLCFT's authors has it."""
+
+    def add(self, inputs: Uses, grads: Sequence[Uses]) -> None:
+        super().add(inputs, grads)
+        for gs in grads:
+            self.add_to("trace", grams.gradient_norms(self.layer, inputs, gs).sum(0))
+
+    def blocks(self, count: int) -> dict[str, Block]:
+        left, right = self.sums["left"] / count, self.right.result().div_(count)
+        return {self.name: TraceKronecker(self.names, self.groups, left, right, self.sums["trace"] / count)}
+
+
 class ExactTkStatistics(Statistics):
     """`Φ = E[D_nᵀ D_n]`, `Ψ = E[D_n D_nᵀ]`, `δ = E‖D_n‖²`: the partial traces and the trace of the true block."""
 
@@ -258,6 +271,7 @@ ESTIMATORS: dict[str, type[Statistics]] = {
     "mas": MasStatistics,
     "kfac": KfacStatistics,
     "tkfac": TkfacStatistics,
+    "tkfac-trace": TraceKfacStatistics,
     "exact-tk": ExactTkStatistics,
     "ekfac": EkfacStatistics,
     "exact-ekfac": ExactEkfacStatistics,
