@@ -132,6 +132,18 @@ class Samples(Inputs):
             self._fingerprint = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
         return self._fingerprint
 
+    def hashes(self) -> Tensor:
+        """A hash of each prepared input, to recognise single samples in whatever form they are given."""
+        found = []
+        for indices in torch.arange(len(self)).split(_PASS):
+            leaves = tree_leaves(self.fetch(indices))
+            for row in range(len(indices)):
+                content = b"".join(
+                    leaf[row].contiguous().view(-1).view(torch.uint8).numpy().tobytes() for leaf in leaves
+                )
+                found.append(int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big", signed=True))
+        return torch.tensor(found)
+
 
 class Batches:
     """Samples and their label indices, batch by batch, in order; may be iterated repeatedly."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -48,6 +49,7 @@ class Builder:
     Args:
         backbone: the pre-trained network. It is copied.
         recipe: what the classifier is for.
+        first: the recipe that trains the plain network on the first task, if any.
         train: which parameters learn, see `Linearized`.
         preprocess: its mean and deviation are applied by the network.
         seed: of random features.
@@ -58,6 +60,8 @@ class Builder:
         train: the selection as JSON can hold it.
         fingerprint: of the given backbone.
         width: the length of its features; None before the first batch.
+        given: a copy of the given backbone, where the first task trains it.
+        started: the network after the first task, once trained.
 
     Raises:
         TypeError: when the backbone is no module.
@@ -69,6 +73,7 @@ class Builder:
         backbone: nn.Module,
         recipe: Recipe,
         *,
+        first: Recipe | None = None,
         train: Selection,
         preprocess: Preprocess | None,
         seed: int,
@@ -76,12 +81,53 @@ class Builder:
     ) -> None:
         if not isinstance(backbone, nn.Module):
             raise TypeError(f"the backbone is a {type(backbone).__name__}; an nn.Module is needed.")
-        self.recipe, self.seed, self.device = recipe, seed, device
+        self.recipe, self.seed, self.device, self.preprocess = recipe, seed, device, preprocess
         self.train = named_selection(backbone, train)
         self.fingerprint = fingerprint(backbone)
         self.backbone = _prepared(backbone, recipe, self.train, preprocess).to(device)
         self.dtype = reference(self.backbone).dtype
         self.width: int | None = None
+        self.first = first
+        self.given = None if first is None else copy.deepcopy(backbone)
+        self.started: nn.Module | None = None
+        self.first_samples = torch.zeros(0, dtype=torch.int64)
+
+    def plain(self) -> Builder:
+        """The builder of the plain network that the first task trains."""
+        assert self.given is not None
+        assert self.first is not None
+        options: dict[str, Any] = {"preprocess": self.preprocess, "seed": self.seed, "device": self.device}
+        return Builder(self.given, self.first, train=None, **options)
+
+    def start_from(self, trained: nn.Module, samples: Iterable[Samples]) -> None:
+        """Take the network after the first task as the one that is linearised, or whose features are taken."""
+        self._start_from(trained)
+        self.first_samples = torch.cat([part.hashes() for part in samples]).unique()
+
+    def _start_from(self, trained: nn.Module) -> None:
+        self.started = trained.eval().requires_grad_(False)
+        self.backbone = _prepared(trained, self.recipe, self.train, self.preprocess).to(self.device)
+
+    def trained_on(self, samples: Samples) -> int:
+        """How many of some samples have trained the network."""
+        if self.started is None:
+            return 0
+        return int(torch.isin(samples.hashes(), self.first_samples).sum())
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The weights of the network after the first task, and hashes of the samples that have trained it."""
+        assert self.started is not None
+        tensors = {f"network/{name}": tensor.detach().clone() for name, tensor in self.started.state_dict().items()}
+        return {**tensors, "samples": self.first_samples}, {}
+
+    def load_state(self, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
+        """The inverse of `state`."""
+        trained = copy.deepcopy(self.given)
+        assert trained is not None
+        own = {name.removeprefix("network/"): t for name, t in tensors.items() if name.startswith("network/")}
+        trained.load_state_dict(own)
+        self._start_from(trained)
+        self.first_samples = tensors["samples"]
 
     def build(self, samples: Samples) -> Classifier:
         """The classifier, from a look at the first samples."""

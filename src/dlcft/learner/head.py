@@ -13,25 +13,28 @@ _CONSTANT = 1e-6  # the least share of a feature's mean square that counts as it
 
 
 @torch.no_grad()
-def start_from_ridge(task: Task, scale: float, past: PastOfHead | None = None, *, keep: bool = False) -> None:
-    """Bring a head to the minimum of the task's objective over the head alone, before the task is trained.
+def start_from_ridge(
+    task: Task, scale: float, past: PastOfHead | None = None, *, keep: bool = False, again: bool = False
+) -> None:
+    """Bring a head to the minimum of the task's objective over the head alone.
 
-    If there is no memory of the head and it has no new outputs, nothing changes.
+    Before training, nothing changes where there is no memory of the head and it has no new outputs.
 
     Args:
         task: about to be trained.
         scale: α of the squared loss.
         past: the memory of the head.
         keep: leave old outputs as they are where there is no such memory.
+        again: whether the task was trained, and its head solved before.
     """
     layer = task.model.eval().head(task.head)
     new = ~layer.weight.any(1)
-    if past is None and not new.any():
+    if past is None and not new.any() and not again:
         return
     sums = RidgeSums.empty(layer.in_features, device=layer.weight.device)
     sums = sums.extend((task.model.features(x), y) for x, y in task.batches).grow(layer.out_features)
     change = head_step(sums, torch.cat([layer.weight, layer.bias[:, None]], 1), past, HEAD_RIDGE, scale)
-    if past is None and keep:
+    if past is None and keep and not again:
         change[~new] = 0
     layer.weight.add_(change[:, :-1])
     layer.bias.add_(change[:, -1])

@@ -107,7 +107,13 @@ class Learner:
         self._reading = without_normalising(preprocess)
         self._augment = augmented(Augmentation(self.recipe.training.augment))
         self._builder = Builder(
-            backbone, self.recipe, train=train, preprocess=preprocess, seed=seed, device=self.device
+            backbone,
+            self.recipe,
+            first=self.recipe.first_task(scenario),
+            train=train,
+            preprocess=preprocess,
+            seed=seed,
+            device=self.device,
         )
         self._model: Classifier | None = None
         self._heads = Heads(scenario, self.new_labels)
@@ -151,6 +157,8 @@ class Learner:
         if options.get("scenario", "class-il") == "task-il" or not weight > 0:
             raise ValueError("adopt needs one head for all tasks and a positive weight.")
         learner = cls(backbone, method, **options)
+        if learner._builder.first is not None:
+            raise ValueError("start='first-task' is for a network that has learned no task; leave it out of adopt.")
         learner._adopt(layer, Labels(labels), data, weight)
         return learner
 
@@ -172,6 +180,8 @@ class Learner:
         Raises:
             ValueError: when the method is linearised or closed form, which leave the network as it was.
         """
+        if self._builder.started is not None:
+            return copy.deepcopy(self._builder.started)
         if self.recipe.linear or self.recipe.closed_form:
             trained = ", ".join(name for name, one in RECIPES.items() if not one.linear and not one.closed_form)
             raise ValueError(f"this method leaves the backbone as it was; those that train it are {trained}.")
@@ -251,6 +261,11 @@ class Learner:
         unknown = self._heads.labels[name].unknown(samples.labels)
         if unknown:
             raise ValueError(f"label {unknown[0]!r} was never learned, so its samples cannot be forgotten.")
+        if seen := self._builder.trained_on(samples):
+            raise ValueError(
+                f"{seen} of these samples were in the first task, which has trained the network itself "
+                "(start='first-task'), so they cannot be forgotten."
+            )
         known = _fingerprint({name: samples})
         adopted = next((one for one in self.history if isinstance(one, Adopted) and one.data == known), None)
         if weight is None:
@@ -441,7 +456,8 @@ class Learner:
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Tensors, and a header that JSON can hold: all that `load` needs beside the backbone."""
-        tensors, parts = joined_states(model=self._model, method=self.method)
+        started = None if self._builder.started is None else self._builder
+        tensors, parts = joined_states(model=self._model, method=self.method, start=started)
         return tensors, {
             "backbone": self._builder.fingerprint,
             "recipe": self.recipe.to_dict(),
@@ -461,6 +477,8 @@ class Learner:
 
     def _load_state(self, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
         parts = split_states(tensors, header["parts"])
+        if "start" in parts:
+            self._builder.load_state(*parts["start"])
         if header["width"] is not None:
             self._model = self._builder.build_on(torch.zeros(2, header["width"]).to(self.device, self._builder.dtype))
             self._model.load_state(*parts["model"])
@@ -488,26 +506,45 @@ class Learner:
         self.tasks += 1
 
     def _learn_samples(self, tasks: dict[str, Samples], labels: dict[str, Labels], progress: bool | Report) -> Learned:
-        started, data = time.perf_counter(), _fingerprint(tasks)
+        began, data = time.perf_counter(), _fingerprint(tasks)
+        notes = None if self.store is None else ProgressNotes(self.store, data)
+        options: dict[str, Any] = {"amp": self.amp, "notes": notes}
+        started = self.tasks == 0 and self._builder.first is not None
+        seconds, curve = 0.0, []
+        if started:
+            first = self._train_start(tasks, labels, reporter(progress), options)
+            seconds, curve = first.seconds, first.curve
         if self._model is None:
             self._model = self._builder.build(next(iter(tasks.values())))
         for head in tasks:
             self._grow(head, labels[head])
         todo = [self._task(head, samples, labels[head]) for head, samples in tasks.items()]
-        loop = TrainingLoop(
-            self._model,
-            self.method,
-            self.recipe.training,
-            self._stream,
-            self.tasks,
-            reporter(progress),
-            amp=self.amp,
-            notes=None if self.store is None else ProgressNotes(self.store, data),
-        )
+        settings, streams = self.recipe.training, self._stream
+        loop = TrainingLoop(self._model, self.method, settings, streams, self.tasks, reporter(progress), **options)
+        loop.started = started
         self.method.learn(todo, loop)
-        count, seconds = sum(len(samples) for samples in tasks.values()), time.perf_counter() - started
-        increase = self.method.increase
-        return Learned(self.tasks, [*tasks], count, data, loop.curve, increase, loop.seconds, seconds - loop.seconds)
+        count, training = sum(len(samples) for samples in tasks.values()), seconds + loop.seconds
+        remembering = time.perf_counter() - began - training
+        curve, increase = curve + loop.curve, self.method.increase
+        return Learned(self.tasks, [*tasks], count, data, curve, increase, training, remembering)
+
+    def _train_start(
+        self, tasks: dict[str, Samples], labels: dict[str, Labels], report: Report, options: dict[str, Any]
+    ) -> TrainingLoop:
+        """Train the plain network on the first task, and go on from there."""
+        builder = self._builder.plain()
+        recipe = builder.recipe
+        model, method = builder.build(next(iter(tasks.values()))), recipe.make_method(self.scenario)
+        loss, todo = recipe.model.make_loss(), []
+        for head, samples in tasks.items():
+            model.add_head(head, len(labels[head]))
+            y = labels[head].indices(samples.labels)
+            batches = self._batches(samples, y, recipe.training.batch_size)
+            todo.append(Task(model, head, loss, batches, len(samples), self._augment, self._stream))
+        loop = TrainingLoop(model, method, recipe.training, self._stream, self.tasks, report, **options)
+        method.learn(todo, loop)
+        self._builder.start_from(as_given(builder.backbone), tasks.values())
+        return loop
 
     @torch.no_grad()
     def _adopt(self, layer: nn.Linear, labels: Labels, data: Any, weight: float) -> None:
@@ -570,15 +607,22 @@ class Learner:
     def _shared(self) -> dict[str, Any]:
         """The properties that two merged learners must share."""
         own = {"scenario": self.scenario, "backbone": self._builder.fingerprint, "preprocessing": self.preprocess}
-        return {"method": type(self.method), **self.recipe.settings, **own, "train": self._builder.train}
+        start = None if self._builder.started is None else fingerprint(self._builder.started)
+        return {
+            "method": type(self.method),
+            **self.recipe.settings,
+            **own,
+            "train": self._builder.train,
+            "start": start,
+        }
 
     def _snapshot(self) -> tuple[Any, ...]:
         """Everything that learning changes; a frozen network does not."""
         kept = learned_state(self._builder.backbone) if self._model is None else self._model.state()
-        return kept, self._model, self._builder.width, dict(self._heads.labels), self.method.snapshot()
+        return kept, self._model, copy.copy(self._builder), dict(self._heads.labels), self.method.snapshot()
 
     def _restore(self, snapshot: tuple[Any, ...]) -> None:
-        kept, self._model, self._builder.width, self._heads.labels, self.method = snapshot
+        kept, self._model, self._builder, self._heads.labels, self.method = snapshot
         if self._model is None:
             self._builder.backbone.load_state_dict(kept, strict=False)
         else:

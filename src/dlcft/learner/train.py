@@ -71,6 +71,7 @@ class Run:
         streams: gives the random stream of a purpose.
         amp: whether to train in bfloat16 where autocast does.
         batchnorm: whether BatchNorm learns its statistics.
+        first: whether it is the first task.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class Run:
         *,
         amp: bool = False,
         batchnorm: bool = False,
+        first: bool = False,
     ) -> None:
         self.model, self.method, self.tasks, self.settings, self.streams = model, method, tasks, settings, streams
         self.amp, self.batchnorm = amp, batchnorm
@@ -90,7 +92,9 @@ class Run:
         heads = [head for task in tasks for head in method.heads(task)]
         self.params = {name: p for head in heads for name, p in model.params(head).items()}
         self.optimizer = _optimizer(settings, list(self.params.values()))
-        self.steps = settings.epochs * sum(len(self._sizes(task)) for task in tasks)
+        self.epoch_steps = sum(len(self._sizes(task)) for task in tasks)
+        self.steps = settings.steps or settings.epochs * self.epoch_steps
+        self.steps *= settings.first_times if first else 1
         self.position = Position()
 
     def to_end(self, report: Report, number: int, note: Callable[[], None] = lambda: None) -> list[float]:
@@ -107,17 +111,18 @@ class Run:
         Raises:
             FloatingPointError: when the objective stops being finite.
         """
-        at, epochs = self.position, self.settings.epochs
+        at, epochs = self.position, -(-self.steps // self.epoch_steps)
         if self.settings.careful and at == Position():
             at.lr = self._careful_lr()
         self.model.eval()  # dropout too: its randomness would not be of the position alone
         for module in self.model.modules():
             if isinstance(module, _BatchNorm):
                 module.train(self.batchnorm)
-        done = self.steps // epochs * at.epoch + at.step
+        done = self.epoch_steps * at.epoch + at.step
         started, first = time.perf_counter(), done
         while at.epoch < epochs:
-            for task, indices in self._order(at.epoch)[at.step :]:
+            last = self.steps - self.epoch_steps * at.epoch  # the last epoch may be a part of one
+            for task, indices in self._order(at.epoch)[at.step : last]:
                 value = self._step(task, indices, done)
                 at.total, at.seen, at.step = at.total + value * len(indices), at.seen + len(indices), at.step + 1
                 done += 1
@@ -213,7 +218,11 @@ class Run:
         return value
 
     def _set_lr(self, done: int) -> None:
-        share = (1 + math.cos(math.pi * done / self.steps)) / 2 if self.settings.schedule == "cosine" else 1.0
+        share = 1 - done / self.steps
+        if self.settings.schedule == "cosine":
+            share = (1 + math.cos(math.pi * done / self.steps)) / 2
+        if self.settings.schedule == "constant":
+            share = 1.0
         for group in self.optimizer.param_groups:
             group["lr"] = share * (self.settings.lr if self.position.lr is None else self.position.lr)
 
@@ -273,6 +282,7 @@ class TrainingLoop:
         report: called after every step.
         amp: see `Run`.
         notes: where progress is noted, if anywhere.
+        started: whether the first task has trained the plain network, so that only its heads are to be solved.
         curve: the mean objective of every epoch, once trained.
         seconds: of starting the heads and training.
     """
@@ -285,6 +295,7 @@ class TrainingLoop:
     report: Report
     amp: bool = False
     notes: ProgressNotes | None = None
+    started: bool = False
     curve: list[float] = field(default_factory=list)
     seconds: float = 0.0
 
@@ -297,16 +308,18 @@ class TrainingLoop:
         started = time.perf_counter()
         for task in tasks:
             loss = task.loss
-            if isinstance(loss, ScaledMSE) and self._training.head_start == "ridge":
+            if isinstance(loss, ScaledMSE) and (self.started or self._training.head_start == "ridge"):
                 start_from_ridge(task, loss.scale, self.method.past_of_head(task), keep=not self.method.refits_heads)
         self.seconds += time.perf_counter() - started
 
     def train(self, tasks: Sequence[Task]) -> None:
+        if self.started:
+            return
         started = time.perf_counter()
         # BatchNorm learns its statistics in the first task only, if at all; in a linearised network it is folded
         plain = not isinstance(self.model.backbone, Linearized)
         batchnorm = plain and self._training.batchnorm == "first" and self.first
-        options = {"amp": self.amp, "batchnorm": batchnorm}
+        options = {"amp": self.amp, "batchnorm": batchnorm, "first": self.first}
         run = Run(self.model, self.method, tasks, self._training, self.streams, **options)
         if self.notes is None:
             self.curve = run.to_end(self.report, self.number)
@@ -315,6 +328,10 @@ class TrainingLoop:
             notes.resume(run)
             self.curve = run.to_end(self.report, self.number, lambda: notes.write(run, now=False))
             notes.write(run, now=True)  # before the memory is made, which may take as long as an epoch
+        for task in tasks:
+            if isinstance(task.loss, ScaledMSE) and self._training.head_end == "ridge":
+                past = self.method.past_of_head(task)
+                start_from_ridge(task, task.loss.scale, past, keep=not self.method.refits_heads, again=True)
         self.seconds += time.perf_counter() - started
 
     @property

@@ -15,6 +15,7 @@ from dlcft.curvature.memory import Memory
 from dlcft.curvature.statistics import InputGramStatistics, Statistics, find_statistics
 from dlcft.methods.base import (
     Batch,
+    Batches,
     Header,
     Loop,
     Method,
@@ -47,10 +48,12 @@ class Quadratic(Method):
         mean: divide by w + w̄, as the paper. False for baselines trained with SGD, whose effective learning rate would
             shrink with every task.
         strength: factor on penalty and replay together.
+        damping: weight of `½‖θ − θ_{t−1}‖²` beside it; not in class-IL, as in the authors' code.
         first_order: whether the penalty has the gradient at its anchor too.
         keep_gradient: whether the memory keeps that gradient in any case, for `predicted_increase`.
         draws: output gradients drawn for each sample; None for the exact sum.
         curvature_samples: how many samples the curvature is estimated from; None for all.
+        curvature_augment: whether the curvature is estimated from augmented images.
         buffer: how many past samples are kept and replayed, in class-IL; 0 for none.
         balance: the paper's λ, between penalty and replay.
         replay_batch: samples replayed a step.
@@ -61,10 +64,12 @@ class Quadratic(Method):
     weigh_by: str = setting("tasks", among=("tasks", "samples"))
     mean: bool = True
     strength: float = setting(1.0, least=0)
+    damping: float = setting(0.0, least=0)
     first_order: bool = False
     keep_gradient: bool = False
     draws: int | None = setting(1, optional=True, least=1)
     curvature_samples: int | None = setting(None, kind=int, optional=True, least=1)
+    curvature_augment: bool = False
     buffer: int = setting(0, least=0)
     balance: float = setting(0.5, least=0, most=1)
     replay_batch: int = setting(32, least=1)
@@ -130,9 +135,16 @@ class Quadratic(Method):
             replayed = replayed_loss(task, self.kept, self.replay_batch, batch.generator)
             old = self.balance * old + (1 - self.balance) * replayed
         new_weight, old_weight = self._weight(task), self.memory.weight
+        damped = 0.5 * self.damping * self._distance(task) if self.damping and self.scenario != "class-il" else 0.0
         if self.mean:
-            return (new_weight * data + self.strength * old_weight * old) / (new_weight + old_weight)
-        return data + self.strength * old_weight * old
+            return (new_weight * data + self.strength * old_weight * old) / (new_weight + old_weight) + damped
+        return data + self.strength * old_weight * old + damped
+
+    def _distance(self, task: Task) -> Tensor:
+        """`‖θ − θ_{t−1}‖²`."""
+        assert self.memory is not None
+        anchor, params = self.memory.anchor, self._params(task)
+        return torch.stack([(params[name] - anchor[name]).square().sum() for name in anchor]).sum()
 
     def past_of_head(self, task: Task) -> PastOfHead | None:
         """None unless the head's block is `Z ⊗ I` and the model is not strict."""
@@ -158,7 +170,7 @@ class Quadratic(Method):
         found = estimate(
             self.curvature,
             task.model,
-            task.batches,
+            self._curvature_batches(task),
             task.loss,
             task.head,
             draws=self.draws,
@@ -190,6 +202,12 @@ class Quadratic(Method):
         self.memory = Memory.from_state(*parts["memory"]) if "memory" in parts else None
         if "buffer" in parts:
             self.kept = Buffer.from_state(*parts["buffer"])
+
+    def _curvature_batches(self, task: Task) -> Batches:
+        if not self.curvature_augment:
+            return task.batches
+        generator = task.generator("augmented curvature")
+        return [(task.augment(x, generator), y) for x, y in task.batches]
 
     @property
     def _includes_head(self) -> bool:

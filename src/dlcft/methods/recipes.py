@@ -17,7 +17,7 @@ from dlcft.methods.lwf import LwF
 from dlcft.methods.quadratic import Quadratic
 from dlcft.methods.replay import Replay
 from dlcft.methods.ridge import Ridge
-from dlcft.methods.settings import Features, Model, Network, OnePass, Reading, Scenario, Training, settings_of
+from dlcft.methods.settings import Features, Model, Network, OnePass, Reading, Scenario, Start, Training, settings_of
 from dlcft.network.names import check_name, find_class, qualified
 
 METHODS: dict[str, type[Method]] = {
@@ -27,7 +27,13 @@ METHODS: dict[str, type[Method]] = {
     "replay": Replay,
     "ridge": Ridge,
 }
-_PARTS: dict[str, type[Any]] = {"network": Network, "features": Features, "training": Training, "one-pass": OnePass}
+_PARTS: dict[str, type[Any]] = {
+    "network": Network,
+    "features": Features,
+    "training": Training,
+    "one-pass": OnePass,
+    "start": Start,
+}
 
 
 @dataclass(frozen=True)
@@ -38,11 +44,22 @@ class Recipe:
         model: a network that is trained, or fixed features.
         training: its optimiser and schedule, or how the data is read once.
         method: the method with its settings; each learner takes a fresh copy.
+        start: the network that is linearised, or whose features are taken; None where a plain network is trained.
     """
 
     model: Model = field(default_factory=Network)
     training: Reading = field(default_factory=Training)
     method: Method = field(default_factory=Finetune)
+    start: Start | None = None
+
+    def __post_init__(self) -> None:
+        """Give a linearised network, and fixed features, a start; a plain network has none."""
+        if self.start is None and (self.linear or self.closed_form):
+            object.__setattr__(self, "start", Start())
+        if self.start is not None and not (self.linear or self.closed_form):
+            if self.start.start != "pretrained":
+                raise ValueError(f"start={self.start.start!r} is for linearised networks and closed form.")
+            object.__setattr__(self, "start", None)
 
     @property
     def closed_form(self) -> bool:
@@ -53,6 +70,15 @@ class Recipe:
     def linear(self) -> bool:
         """Whether it trains a linearised network."""
         return isinstance(self.model, Network) and self.model.linear
+
+    def first_task(self, scenario: Scenario) -> Recipe | None:
+        """The recipe that trains the plain network on the first task; None where the start is the pre-trained one."""
+        if self.start is None or self.start.start == "pretrained":
+            return None
+        if self.start.start == "auto" and scenario == "class-il":
+            return None
+        plain = Network(linear=False, loss="cross-entropy")
+        return Recipe(plain, self.start.training(self.training.augment), Finetune())
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -112,7 +138,8 @@ class Recipe:
 
     @property
     def _parts(self) -> dict[str, Any]:
-        return {"model": self.model, "training": self.training, "method": self.method}
+        parts = {"model": self.model, "training": self.training, "method": self.method, "start": self.start}
+        return {place: part for place, part in parts.items() if part is not None}
 
 
 def named_recipe(name: str, settings: Mapping[str, Any]) -> Recipe:
@@ -147,6 +174,8 @@ def _from_flat(content: Mapping[str, Any]) -> Recipe:
     """From one flat object with the settings of all methods, most without effect."""
     flat = dict(content)
     kind = METHODS[flat.pop("method")]
+    if kind is LwF:
+        flat["mean"] = False  # LwF had no normalised objective then
     renamed = {"balanced": "equal_classes", "head": "head_start"}
     flat = {renamed.get(name, name): value for name, value in flat.items()}
     parts: tuple[type[Any], ...] = (Features, OnePass) if kind.closed_form else (Network, Training)
@@ -158,7 +187,9 @@ def _from_flat(content: Mapping[str, Any]) -> Recipe:
 
 _PLAIN = Recipe(Network(linear=False, loss="cross-entropy"), Training(optimizer="sgd", lr=1e-3))
 _DLCFT = Recipe(
-    Network(), Training(head_start="ridge", careful=True), Quadratic("exact-tk", adapt="auto", keep_gradient=True)
+    Network(),
+    Training(head_start="ridge", careful=True),
+    Quadratic("exact-tk", adapt="auto", keep_gradient=True),
 )
 _FROZEN = Recipe(Features(), OnePass(), Ridge())
 

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from dlcft.curvature.losses import LOSSES, Loss, ScaledMSE
 
 Scenario = Literal["data-il", "task-il", "class-il"]
+SCHEDULES = ("constant", "linear", "cosine")
 SCENARIOS: tuple[Scenario, ...] = ("data-il", "task-il", "class-il")
 
 _KINDS = {bool: "true or false", int: "a whole number", float: "a finite number", str: "a word"}
@@ -149,8 +150,10 @@ class Training:
         lr: learning rate.
         momentum: of SGD.
         weight_decay: coupled L2; on ψ it pulls to the pre-trained weights.
-        schedule: "constant" or "cosine".
+        schedule: "constant", or "linear" or "cosine": from the learning rate to 0 within a task.
         epochs: passes over a task.
+        steps: how many steps a task has, in place of `epochs`; None for whole epochs.
+        first_times: how many times as long the first task is trained.
         batch_size: samples a step.
         careful: lower a task's learning rate so that its first step does not overshoot on the first batch. It matters
             with few images and a head that is not zero.
@@ -158,6 +161,7 @@ class Training:
         augment: see `Augmentation`.
         head_start: "zero": new outputs start from zero weights. "ridge": a head starts at the minimum of the objective
             over the head alone, which squared loss has in closed form.
+        head_end: "trained", or "ridge": after training the head goes to that minimum again, on the trained features.
         batchnorm: "first" trains BatchNorm's statistics in the first task only, as the paper; "frozen" never.
     """
 
@@ -165,13 +169,16 @@ class Training:
     lr: float = setting(1e-4, above=0)
     momentum: float = setting(0.9, least=0, below=1)
     weight_decay: float = setting(1e-5, least=0)
-    schedule: str = setting("constant", among=("constant", "cosine"))
+    schedule: str = setting("constant", among=SCHEDULES)
     epochs: int = setting(5, least=1)
+    steps: int | None = setting(None, kind=int, optional=True, least=1)
+    first_times: int = setting(1, least=1)
     batch_size: int = setting(32, least=1)
     careful: bool = False
     clip: float | None = setting(None, kind=float, optional=True, above=0)
     augment: str = "none"
     head_start: str = setting("zero", among=("zero", "ridge"))
+    head_end: str = setting("trained", among=("trained", "ridge"))
     batchnorm: str = setting("first", among=("first", "frozen"))
 
     def __post_init__(self) -> None:
@@ -194,6 +201,51 @@ class OnePass:
     def __post_init__(self) -> None:
         """Check the settings."""
         check_settings(self)
+
+
+@dataclass(frozen=True)
+class Start:
+    """The network that is linearised, or whose features are taken.
+
+    Attributes:
+        start: "pretrained": the backbone as it is given. "first-task": the backbone after the first task, which trains
+            it once as a plain network, with cross-entropy and its BatchNorm learning; from then on it is frozen, and
+            saved with the learner. "auto": as the paper's authors, "first-task" in data-IL and task-IL and
+            "pretrained" in class-IL.
+        start_optimizer: of that training: "sgd" or "adam".
+        start_lr: its learning rate.
+        start_schedule: see `Training`.
+        start_epochs: passes over the first task.
+        start_steps: see `Training`.
+        start_batch_size: samples a step.
+        start_clip: largest norm of a step's gradient, or None.
+    """
+
+    start: str = setting("pretrained", among=("pretrained", "first-task", "auto"))
+    start_optimizer: str = setting("sgd", among=("adam", "sgd"))
+    start_lr: float = setting(1e-2, above=0)
+    start_schedule: str = setting("linear", among=SCHEDULES)
+    start_epochs: int = setting(20, least=1)
+    start_steps: int | None = setting(None, kind=int, optional=True, least=1)
+    start_batch_size: int = setting(32, least=1)
+    start_clip: float | None = setting(1.0, optional=True, above=0)
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        check_settings(self)
+
+    def training(self, augment: str) -> Training:
+        """How the plain network is trained on the first task."""
+        return Training(
+            optimizer=self.start_optimizer,
+            lr=self.start_lr,
+            schedule=self.start_schedule,
+            epochs=self.start_epochs,
+            steps=self.start_steps,
+            batch_size=self.start_batch_size,
+            clip=self.start_clip,
+            augment=augment,
+        )
 
 
 Model = Network | Features

@@ -1,0 +1,133 @@
+"""The training loop: schedules, steps, and the head after training."""
+
+import math
+
+import pytest
+import torch
+
+from dlcft.learner.train import Run
+from dlcft.methods import Batch, LwF, Quadratic
+from tests.learner.test_learner import data, make, same, weights
+
+TASK = data([0, 1, 2], n=24)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "share"),
+    [
+        ("constant", lambda done: 1.0),
+        ("linear", lambda done: 1 - done / 6),
+        ("cosine", lambda done: (1 + math.cos(math.pi * done / 6)) / 2),
+    ],
+)
+def test_schedules(schedule, share, monkeypatch):
+    rates = []
+    step = Run._step
+
+    def noted(self, task, indices, done):
+        value = step(self, task, indices, done)
+        rates.append(self.optimizer.param_groups[0]["lr"])
+        return value
+
+    monkeypatch.setattr(Run, "_step", noted)
+    learner = make("none", epochs=2, batch_size=8, lr=0.1, schedule=schedule)
+    learner.learn(TASK, progress=False)
+    assert rates == pytest.approx([0.1 * share(done) for done in range(6)])
+
+
+@pytest.mark.parametrize(("settings", "steps"), [({"steps": 7}, 7), ({"steps": 2, "first_times": 4}, 8), ({}, 6)])
+def test_a_task_has_so_many_steps(settings, steps):
+    learner = make("none", epochs=2, batch_size=8, **settings)
+    seen = []
+    learner.learn(TASK, progress=seen.append)
+    assert len(seen) == steps
+    assert seen[-1].share == 1
+    assert len(learner.history[0].loss) == -(-steps // 3)
+    seen.clear()
+    learner.learn(data([0, 1, 2], seed=3), progress=seen.append)
+    assert len(seen) == settings.get("steps", 6), "only the first task is longer"
+
+
+def test_the_head_is_solved_after_training():
+    losses = {}
+    for end in ("trained", "ridge"):
+        learner = make("none-linear", epochs=2, head_end=end)
+        learner.learn(TASK, progress=False)
+        losses[end] = learner.evaluate(TASK)["loss"]
+    assert losses["ridge"] < losses["trained"]
+
+
+def test_with_a_memory_the_solved_head_minimises_the_objective_over_the_head():
+    learner = make("dlcft", "data-il", epochs=1, head_end="ridge", keep_gradient=False)
+    learner.learn(TASK, progress=False)
+    learner.learn(data([0, 1, 2], seed=2, shift=0.4), progress=False)
+    method, head = learner.method, learner.model.head("main")
+    assert isinstance(method, Quadratic)
+    assert torch.isfinite(head.weight).all()
+    plain = make("dlcft", "data-il", epochs=1, keep_gradient=False)
+    plain.learn(TASK, progress=False)
+    plain.learn(data([0, 1, 2], seed=2, shift=0.4), progress=False)
+    assert not torch.equal(head.weight, plain.model.head("main").weight)
+
+
+def test_damping_keeps_parameters_near_the_last_task():
+    moved = {}
+    for damping in (0.0, 100.0):
+        learner = make("ewc", "data-il", epochs=2, lr=1e-3, damping=damping)
+        learner.learn(TASK, progress=False)
+        before = weights(learner)
+        learner.learn(data([0, 1, 2], seed=2, shift=1.0), progress=False)
+        after = weights(learner)
+        moved[damping] = sum(
+            float((after[n] - before[n]).square().sum()) for n in after if after[n].is_floating_point()
+        )
+    assert moved[100.0] < 0.5 * moved[0.0]
+
+
+def test_damping_is_half_the_squared_distance():
+    learner = make("ewc", "data-il", epochs=1)
+    learner.learn(TASK, progress=False)
+    method, params = learner.method, learner.model.params("main")
+    with torch.no_grad():
+        for p in params.values():
+            p.add_(0.1)
+    task = learner._task("main", learner.samples(TASK), learner._heads.labels["main"])
+    x, y = next(iter(task.batches))
+    batch = Batch(x, x, y, 0, torch.Generator())
+    values = []
+    for method.damping in (0.0, 0.5):
+        values.append(method.objective(task, batch).item())
+    distance = 0.01 * sum(p.numel() for p in params.values())
+    assert values[1] - values[0] == pytest.approx(0.25 * distance, rel=1e-3)
+
+
+def test_curvature_of_augmented_images_is_another():
+    outputs = []
+    for augmented in (False, True):
+        learner = make("dlcft-kfac", "data-il", augment="crop1+flip", curvature_augment=augmented)
+        learner.learn(TASK, progress=False)
+        outputs.append(learner.method.memory.curvature.trace(learner.model.params("main")))
+    assert outputs[0] != outputs[1]
+
+
+def test_lwf_with_the_normalised_objective():
+    """`(L_data + (t−1)·L_distil)/t`: with equal outputs of both models, the data's loss is divided by t."""
+    learner = make("lwf", "data-il", mean=True, epochs=1)
+    learner.learn(TASK, progress=False)
+    method = learner.method
+    assert isinstance(method, LwF)
+    assert method.tasks == 1
+    for tasks, share in ((1, 1 / 2), (3, 1 / 4)):
+        method.tasks = tasks
+        task = learner._task("main", learner.samples(TASK), learner._heads.labels["main"])
+        x, y = next(iter(task.batches))
+        value = method.objective(task, Batch(x, x, y, 0, torch.Generator()))
+        alone = task.loss.value(task.model(x, "main"), y).item()
+        assert value.item() == pytest.approx(share * alone, rel=1e-4)
+
+
+def test_settings_that_change_nothing_give_the_same():
+    one, other = make("dlcft"), make("dlcft", steps=6, batch_size=8)
+    for learner in (one, other):
+        learner.learn(TASK, progress=False)
+    assert same(weights(one), weights(other)), "two epochs of three steps"
