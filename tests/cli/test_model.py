@@ -19,6 +19,7 @@ from dlcft.learner.train import Run
 from dlcft.store import manifest
 from dlcft.store.files import CheckpointError
 from tests.support.commands import dlcft, dlcft_process
+from tests.support.stores import forge
 
 COLOURS = {"red": (210, 40, 40), "green": (40, 190, 60), "blue": (40, 60, 210), "grey": (120, 120, 120)}
 
@@ -148,7 +149,7 @@ def test_five_months_with_new_labels_in_the_third(tmp_path):
     assert "would learn 18 samples" in dlcft(*repeated, "--again", "--dry-run").stdout
     done = dlcft("update", "--model", tmp_path / "mode", "--data", holdout, *small)
     assert "mode: a new model on the backbone 'shipped'; models that are there already: model" in done.stderr
-    done = dlcft("update", "--model", model, "--data", holdout, "--backbone", "shipped")
+    done = dlcft("update", "--model", model, "--data", holdout, "--backbone", "resnet18-32")
     assert done.returncode == 2
     assert "--backbone is for the first update" in done.stderr
 
@@ -210,7 +211,8 @@ def test_texts(tmp_path):
     holdout = sentences(tmp_path / "holdout.csv", ["food", "sea", "code"], seed=2)
     small = ["--set", "tangent_features=60", "--set", "random_features=30"]
     model = ["--model", tmp_path / "model"]
-    done = dlcft("update", *model, "--data", january, "--backbone", "my_text:make", *small, cwd=tmp_path)
+    model += ["--backbone", "my_text:make"]
+    done = dlcft("update", *model, "--data", january, *small, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     done = dlcft("update", *model, "--data", february, "--holdout", holdout, "--json", cwd=tmp_path)
     facts = json.loads(done.stdout)
@@ -300,10 +302,38 @@ def test_a_model_that_was_adopted_in_python_goes_on_at_the_command_line(tmp_path
     run("update", "--model", "model", "--data", more, "--backbone", "my_classifier:features", "--json")
     facts = json.loads(capsys.readouterr().out)
     assert facts["new_labels"] == ["blue"]
-    run("evaluate", "--model", "model", "--data", more, "--json")
+    own = ["--backbone", "my_classifier:features"]
+    run("evaluate", "--model", "model", "--data", more, "--json", *own)
     assert json.loads(capsys.readouterr().out)["accuracy"] == 1
-    with pytest.raises(ValueError, match="--backbone is for the first update"):
-        run("update", "--model", "model", "--data", more, "--backbone", "my_classifier:features")
+    with pytest.raises(ValueError, match=r"has learned .* as task 2 already"):
+        run("update", "--model", "model", "--data", more, *own)
+
+
+@pytest.mark.parametrize("name", ["os:abort", "my_network:make", "timm:resnet18", "torchvision:resnet18", "hf:bert"])
+def test_a_directory_from_someone_else_runs_no_code(name, tmp_path):
+    """A forged manifest with a valid checksum: nothing is imported, called or downloaded."""
+    data = pictures(tmp_path / "data", ["red", "green"])
+    model = ["--model", tmp_path / "model"]
+    assert dlcft("update", *model, "--data", data, "--method", "ridge").returncode == 0
+    notes = {"name": name, "weights": None, "width": None}
+    forge(tmp_path / "model", lambda fields: fields["versions"][0]["header"]["notes"].update(backbone=notes))
+    marker = tmp_path / "ran"
+    (tmp_path / "my_network.py").write_text(f"open({str(marker)!r}, 'w')")
+    more = pictures(tmp_path / "more", ["blue"])
+    for command in (
+        ["predict", data / "red", *model],
+        ["evaluate", *model, "--data", data],
+        ["forget", *model, "--data", data],
+        ["update", *model, "--data", more],
+        ["update", *model, "--data", more, "--dry-run"],
+    ):
+        done = dlcft(*command, cwd=tmp_path)
+        assert done.returncode == 2
+        assert (
+            f"made on the backbone '{name}', whose code is not part of dlcft; if you trust it, repeat it" in done.stderr
+        )
+        assert f"--backbone {name}." in done.stderr
+    assert not marker.exists()
 
 
 def test_a_gate_has_its_own_exit_code(tmp_path):

@@ -36,6 +36,8 @@ Model = Annotated[Path, Parameter(help="The directory of the model.")]
 Json = Annotated[bool, Parameter(name="--json", help="Print JSON.")]
 _OWN = "A module of your own that defines the model's method or curvature; may be repeated."
 Import = Annotated[list[str] | None, Parameter(name="--import", help=_OWN)]
+_REPEATED = "The model's backbone, repeated, where its name imports or downloads something (module:factory, timm:, …)."
+Backbone = Annotated[str | None, Parameter(help=_REPEATED)]
 _GATE = 3  # exit code when a gate has kept the new version from becoming current
 _SKIPPED = 4  # exit code when an input could not be read
 
@@ -72,7 +74,8 @@ def update(
         A folder with one folder of images a label, a .csv file with path and label (text and label for a text
         encoder), or an .npz file with x and y.
     backbone
-        The pre-trained network, for the first update: a name that `dlcft list backbones` shows, or module:factory.
+        The pre-trained network: a name that `dlcft list backbones` shows, or module:factory. Later updates need it only
+        if that name imports or downloads something.
     weights
         Its file, for the first update.
     method
@@ -154,6 +157,7 @@ def predict(
     format_: Annotated[Literal["csv", "json"], Parameter(name="--format")] = "csv",
     top: int = 1,
     batch_size: int = 64,
+    backbone: Backbone = None,
     import_: Import = None,
 ) -> None:
     """Give the label of each image or text, with probabilities.
@@ -184,7 +188,7 @@ def predict(
     if out is not None:
         apart("--out", out, model, inputs)
     import_own(import_ or ())
-    learner = open_learner(open_store(model))
+    learner = open_learner(open_store(model), backbone=backbone)
     what = learner.inputs(inputs)
     top = min(top, len(learner.labels()))
     skipped: list[str] = []
@@ -201,7 +205,9 @@ def predict(
         raise SystemExit(_SKIPPED)
 
 
-def evaluate(*, model: Model, data: Path, import_: Import = None, as_json: Json = False) -> None:
+def evaluate(
+    *, model: Model, data: Path, backbone: Backbone = None, import_: Import = None, as_json: Json = False
+) -> None:
     """Test a model on labelled data.
 
     Example: dlcft evaluate --model scenes --data holdout/
@@ -214,7 +220,7 @@ def evaluate(*, model: Model, data: Path, import_: Import = None, as_json: Json 
     from dlcft.update.forecast import TEST_BATCH
 
     import_own(import_ or ())
-    result = open_learner(open_store(model)).evaluate(data, batch_size=TEST_BATCH)
+    result = open_learner(open_store(model), backbone=backbone).evaluate(data, batch_size=TEST_BATCH)
     if as_json:
         print(json.dumps({name: value if math.isfinite(value) else None for name, value in result.items()}))
         return
@@ -270,7 +276,13 @@ def rollback(*, model: Model, version: int | None = None) -> None:
 
 
 def forget(
-    *, model: Model, data: Path | None = None, weight: float | None = None, keep: int = 2, import_: Import = None
+    *,
+    model: Model,
+    data: Path | None = None,
+    weight: float | None = None,
+    keep: int = 2,
+    backbone: Backbone = None,
+    import_: Import = None,
 ) -> None:
     """Forget samples as if they had never been learned: exact, for closed-form methods.
 
@@ -293,7 +305,7 @@ def forget(
         return
     import_own(import_ or ())
     store = open_store(model)
-    learner = open_learner(store)
+    learner = open_learner(store, backbone=backbone)
     samples = learner.samples(data)
     learner.forget(samples, weight=weight)
     still = learner.learned_before(samples)

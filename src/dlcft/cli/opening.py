@@ -58,8 +58,12 @@ def store_to_update(model: Path) -> Store:
     return Store(model)
 
 
-def open_learner(store: Store, version: int | None = None) -> Learner:
-    """The learner that a directory holds; with a version, bound to no directory."""
+def open_learner(store: Store, version: int | None = None, *, backbone: str | None = None) -> Learner:
+    """The learner that a directory holds; with a version, bound to no directory.
+
+    A name in a manifest selects only networks that dlcft itself builds; the user must repeat one that imports or
+    downloads something.
+    """
     model, current = store.directory, store.current
     assert current is not None
     header = current.header
@@ -69,6 +73,12 @@ def open_learner(store: Store, version: int | None = None) -> Learner:
     if rebuild is None:
         unknown = f"{model} was saved from Python and does not say how its backbone is made"
         raise ValueError(f"{unknown}; load it there, or give dlcft update --backbone once.")
+    name = str(rebuild["name"])
+    if ":" in name and backbone != name:
+        foreign = f"{model} was made on the backbone {name!r}, whose code is not part of dlcft"
+        raise ValueError(f"{foreign}; if you trust it, repeat it: --backbone {name}.")
+    if backbone is not None and backbone != name:
+        raise ValueError(f"--backbone is {backbone}, and {model} was made on {name!r}; give that, or leave it out.")
     return _loaded(store, rebuild, version)
 
 
@@ -84,10 +94,12 @@ def open_or_create(store: Store, first: First, *, bound: bool = True) -> Learner
         learner = _loaded(store, {"name": first.backbone, "weights": first.weights}, version)
         learner.notes["backbone"] = {"name": first.backbone, "weights": first.weights}
         return learner
+    if first.backbone == (current.header["notes"].get("backbone") or {}).get("name"):
+        given = [option for option in given if option != "--backbone"]
     if given:
         tasks = in_number(current.header["tasks"], "task")
         raise ValueError(f"{given[0]} is for the first update, and {model} has learned {tasks}; leave it out.")
-    return open_learner(store, version)
+    return open_learner(store, version, backbone=first.backbone)
 
 
 def _new(store: Store, first: First, begun: Version | None, bound: bool) -> Learner:
@@ -109,7 +121,9 @@ def _new(store: Store, first: First, begun: Version | None, bound: bool) -> Lear
     if begun is None:
         return learner
     # a first update was killed: the same command goes on with it
-    known = _loaded(store, begun.header["notes"]["backbone"], None if bound else begun.number)
+    if begun.header["notes"].get("backbone") != learner.notes["backbone"]:
+        raise ValueError(f"{store.directory} holds a first update on another backbone; give that, or delete it.")
+    known = _loaded(store, found.rebuild, None if bound else begun.number)
     if (known.recipe.to_dict(), known.notes) != (learner.recipe.to_dict(), learner.notes):
         begun_otherwise = f"{store.directory} holds a first update that was interrupted, with other settings"
         raise ValueError(f"{begun_otherwise}; give these, or delete it.")
