@@ -414,3 +414,28 @@ def test_an_update_reads_the_manifest_twice_and_fingerprints_data_once(tmp_path,
     assert dlcft("update", *given).returncode == 0
     assert read.count("manifest.json") <= 2
     assert len(hashed) == 2, "of the data and of the holdout"
+
+
+def test_a_first_update_given_again_says_that_it_was_learned(tmp_path):
+    """As after a kill between its commit and its end."""
+    data = pictures(tmp_path / "data", ["red", "green"])
+    first = ["update", "--model", tmp_path / "m", "--data", data, "--backbone", "shipped", "--method", "ridge"]
+    first += ["--set", "ridge=0.5"]
+    assert dlcft(*first).returncode == 0
+    done = dlcft(*first)
+    assert done.returncode == 2
+    assert f"has learned {data} as task 1 already" in done.stderr
+    done = dlcft(*first[:-1], "ridge=0.7")
+    assert "--set is for the first update" in done.stderr
+
+
+def test_a_page_that_fails_does_not_make_an_update_look_failed(tmp_path, monkeypatch):
+    def broken(*_, **__):
+        raise KeyError("broken")
+
+    monkeypatch.setattr("dlcft.update.page.to_html", broken)
+    data = pictures(tmp_path / "data", ["red", "green"])
+    done = dlcft("update", "--model", tmp_path / "m", "--data", data, "--method", "ridge")
+    assert done.returncode == 0
+    assert "could not be written" in done.stderr
+    assert "version 1 is current" in done.stdout

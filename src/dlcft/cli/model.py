@@ -14,7 +14,7 @@ from cyclopts import Parameter
 
 from dlcft import __version__
 from dlcft.cli.answers import predictions, write_rows
-from dlcft.cli.arguments import apart, import_own, in_number, positive, setting
+from dlcft.cli.arguments import FAILURES, apart, import_own, in_number, positive, setting
 from dlcft.cli.opening import (
     First,
     nothing_left_behind,
@@ -397,11 +397,11 @@ def _write_page(done: Update, learner: Learner, model: Path, page: Path | None) 
     origin = [("backbone", backbone), ("method", method), ("updates", str(learner.tasks)), ("dlcft", __version__)]
     home = model.resolve()
     place = page or home.with_name(f"{home.name}-updates") / f"version-{done.version}.html"
-    text = to_html(done, model=home.name, origin=[(name, value) for name, value in origin if value])
     try:
+        text = to_html(done, model=home.name, origin=[(name, value) for name, value in origin if value])
         write_text(place, text.encode(errors="backslashreplace").decode())  # a file's name may be of any bytes
-    except OSError as error:
-        _warn(f"the page {place} could not be written ({error.strerror}).")
+    except (*FAILURES, LookupError) as error:  # the update is committed: no page may make it look failed
+        _warn(f"the page {place} could not be written ({getattr(error, 'strerror', None) or error}).")
         return None
     return str(place)
 

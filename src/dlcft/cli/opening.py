@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,6 +37,20 @@ class First:
         """The options that were given."""
         options = {"--backbone": self.backbone, "--weights": self.weights, "--method": self.method}
         return [name for name, value in (options | {"--train": self.train, "--set": self.settings}).items() if value]
+
+    def changed(self, header: Mapping[str, Any]) -> list[str]:
+        """The options that were given and are not those of the first update."""
+        notes, parts = header["notes"], [part for part in header["recipe"].values() if isinstance(part, Mapping)]
+        settings = {name: value for part in parts for name, value in part.items()} or header["recipe"]
+        backbone = notes.get("backbone") or {}
+        same = {
+            "--backbone": self.backbone == backbone.get("name"),
+            "--weights": self.weights == backbone.get("weights"),
+            "--method": self.method == notes.get("method"),
+            "--train": self.train == notes.get("train"),
+            "--set": all(name in settings and settings[name] == value for name, value in self.settings.items()),
+        }
+        return [option for option in self.given() if not same[option]]
 
 
 def open_store(model: Path) -> Store:
@@ -89,14 +103,13 @@ def open_or_create(store: Store, first: First, *, bound: bool = True) -> Learner
         raise ValueError(f"--model is {model}, which holds {strangers[0]} and no model; an empty directory is needed.")
     if current is None or not current.header["tasks"]:
         return _new(store, first, current, bound)
-    version, given = None if bound else current.number, first.given()
-    if current.header["notes"].get("backbone") is None and first.backbone and set(given) <= {"--backbone", "--weights"}:
+    version = None if bound else current.number
+    again = set(first.given()) <= {"--backbone", "--weights"}
+    if current.header["notes"].get("backbone") is None and first.backbone and again:
         learner = _loaded(store, {"name": first.backbone, "weights": first.weights}, version)
         learner.notes["backbone"] = {"name": first.backbone, "weights": first.weights}
         return learner
-    if first.backbone == (current.header["notes"].get("backbone") or {}).get("name"):
-        given = [option for option in given if option != "--backbone"]
-    if given:
+    if given := first.changed(current.header):
         tasks = in_number(current.header["tasks"], "task")
         raise ValueError(f"{given[0]} is for the first update, and {model} has learned {tasks}; leave it out.")
     return open_learner(store, version, backbone=first.backbone)
