@@ -15,7 +15,6 @@ from dlcft import Learner
 from dlcft.learner import train
 from dlcft.store.files import state_digest
 from dlcft.store.store import Store
-from tests.support.commands import dlcft
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 X = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
@@ -135,22 +134,46 @@ def test_on_the_command_line(module, options, tmp_path):
     np.savez(tmp_path / "data.npz", x=images.numpy(), y=np.array([0, 1] * 4))
     given = ["--model", tmp_path / "model", "--data", tmp_path / "data.npz"]
 
-    def run(*words):
-        program = "import sys; sys.path.remove(''); from dlcft.cli import main; main(sys.argv[1:])"
-        command = [sys.executable, "-c", program, *map(str, words)]
-        return subprocess.run(command, capture_output=True, text=True, check=False, cwd=EXAMPLES)
-
-    first = run("update", *given, "--backbone", "shipped", "--train", "layer4", "--set", "epochs=1", *options)
-    assert first.returncode == 0, first.stderr
-    asked = run("evaluate", *given)
+    first = ["--backbone", "shipped", "--train", "layer4", "--set", "epochs=1", *options]
+    done = run("update", *given, *first, cwd=EXAMPLES)
+    assert done.returncode == 0, done.stderr
+    asked = run("evaluate", *given, cwd=EXAMPLES)
     assert asked.returncode == 2
     assert f"give --import {module}, if you trust it" in asked.stderr
-    assert run("evaluate", *given, "--import", module).returncode == 0
+    assert run("evaluate", *given, "--import", module, cwd=EXAMPLES).returncode == 0
 
 
-def test_in_an_experiment(tmp_path, examples):
-    result = dlcft(
-        *["run", "--out", tmp_path, "--method", "new_method:StayNear", "--set", "strength=3", "--set", "epochs=1"],
-        *["--per-class", "4", "--classes", "4"],
+def run(*words, **options):
+    """A command as the installed script runs it: the current folder is not on the path."""
+    program = "import sys; sys.path.remove(''); from dlcft.cli import main; main(sys.argv[1:])"
+    command = [sys.executable, "-c", program, *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, **options)
+
+
+def test_in_an_experiment(tmp_path):
+    small = ["run", "--out", tmp_path, "--per-class", "4", "--classes", "4", "--set", "epochs=1"]
+    done = run(*small, "--method", "new_method:StayNear", "--set", "strength=3", cwd=EXAMPLES)
+    assert done.returncode == 0, done.stderr
+    done = run(*small, "--method", "dlcft-paper", "--set", "curvature=new_curvature:LayerMean", cwd=EXAMPLES)
+    assert done.returncode == 0, done.stderr
+    done = run("report", "--runs", tmp_path, "--format", "md", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "new_method:StayNear" in done.stdout.replace("\\", "")
+
+
+def test_a_report_imports_nothing(tmp_path):
+    small = ["run", "--out", tmp_path / "runs", "--per-class", "4", "--classes", "4", "--set", "epochs=1"]
+    assert run(*small, "--method", "new_method:StayNear", cwd=EXAMPLES).returncode == 0
+    (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    (path,) = (tmp_path / "runs").glob("*.json")
+    path.write_text(path.read_text().replace("new_method:StayNear", "evil:StayNear"))
+    run(
+        "report",
+        "--runs",
+        tmp_path / "runs",
+        "--format",
+        "md",
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
     )
-    assert result.returncode == 0, result.stderr
+    assert not (tmp_path / "ran").exists()

@@ -256,7 +256,7 @@ class TestMistakes:
         [
             ({"epochs": 0}, "epochs is 0"),
             ({"lr": -1.0}, "lr is"),
-            ({"schedule": "linear"}, "schedule is 'linear'"),
+            ({"schedule": "square"}, "schedule is 'square'"),
             ({"augment": "spin"}, "unknown augmentation 'spin'"),
             ({"save": "net.pth"}, r"'net\.pth'; a file whose name ends in \.safetensors"),
             ({"validation": (images()[0], images()[1] + 1)}, "validation label 4 is none of the 4"),

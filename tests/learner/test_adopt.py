@@ -208,3 +208,21 @@ def test_the_scale_is_that_of_the_targets():
 def test_what_cannot_be_adopted(action, message):
     with pytest.raises(ValueError, match=message):
         action()
+
+
+def test_a_head_that_is_not_the_last_layer_is_refused():
+    layers = [nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)]
+    for model, head in ((nn.Sequential(*layers, nn.Softmax(1)), "2"), (nn.Sequential(*layers), "0")):
+        with pytest.raises(ValueError, match="is not the model's last layer"):
+            Learner.adopt(model, head, list("abc")[: 8 if head == "0" else 3])
+
+    class Squashed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.fc = nn.Sequential(*layers[:2]), layers[2]
+
+        def forward(self, x):
+            return self.fc(self.body(x)).softmax(1)
+
+    with pytest.raises(ValueError, match="changes its head's outputs, by a softmax"):
+        Learner.adopt(Squashed(), "fc", list("abc"), (torch.randn(6, 4), ["a", "b", "c"] * 2), "ridge")

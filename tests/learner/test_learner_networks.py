@@ -85,12 +85,12 @@ def test_old_heads_learn_where_the_objective_is_about_them(method):
     assert moved is (method not in ("none", "dlcft"))
 
 
-def test_the_increase_through_several_tasks_at_once():
-    for method, known in {"dlcft": False, "ridge": True}.items():
-        learner = make(method, "task-il")
-        learner.learn(data([0, 1]), head="a", progress=False)
-        learner.learn_jointly({"b": data([2, 3]), "c": data([4, 5])}, progress=False)
-        assert (learner.predicted_increase() is not None) is known, "exact in closed form, else unknown"
+@pytest.mark.parametrize("method", ["dlcft", "ridge"])
+def test_the_increase_through_several_tasks_at_once_is_unknown(method):
+    learner = make(method, "task-il")
+    learner.learn(data([0, 1]), head="a", progress=False)
+    learner.learn_jointly({"b": data([2, 3]), "c": data([4, 5])}, progress=False)
+    assert learner.predicted_increase() is None
 
 
 def test_where_a_truly_linear_model_makes_no_sense():

@@ -280,3 +280,12 @@ def test_what_was_merged_into_a_learner_without_data_is_saved(tmp_path):
     assert again.predict(TEST) == other.predict(TEST)
     again.learn((X[:4], Y[:4]), progress=False)
     assert again.method.sums.samples == len(X) + 4
+
+
+def test_merging_brings_no_labels_that_may_not_be_new():
+    first, second = make(scenario="data-il", direction="random"), make(scenario="data-il", direction="random")
+    first.learn((X[Y < 2], Y[Y < 2]))
+    second.learn((X[Y > 1], Y[Y > 1]))
+    with pytest.raises(ValueError, match="label 2 is new; with new_labels='error'"):
+        first.merge(second)
+    assert first.labels() == [0, 1]

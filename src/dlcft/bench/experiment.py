@@ -31,7 +31,7 @@ from dlcft.learner.learner import Learner
 from dlcft.learner.records import Learned
 from dlcft.methods.recipes import RECIPES, Recipe, named_recipe
 from dlcft.methods.settings import SCENARIOS, Scenario
-from dlcft.network.names import check_name
+from dlcft.network.names import check_name, is_imported
 from dlcft.store.store import Store
 
 RESULT_FORMAT = 2
@@ -63,7 +63,8 @@ class Experiment:
 
     def __post_init__(self) -> None:
         check_name("scenario", self.scenario, SCENARIOS)
-        recipe_of(self.method, self.settings)
+        if self.known:
+            recipe_of(self.method, self.settings)
         for name in ("tasks", "evaluate_every", "classes", "per_class", "size"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -77,6 +78,12 @@ class Experiment:
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "settings": dict(sorted(self.settings.items()))}
+
+    @property
+    def known(self) -> bool:
+        """Whether its classes are built in or imported: reading a result imports nothing."""
+        own = [name for name in (self.method, self.settings.get("curvature")) if isinstance(name, str) and ":" in name]
+        return all(is_imported(name) for name in own)
 
     @property
     def recipe(self) -> Recipe:
@@ -291,7 +298,9 @@ def _history(learner: Learner) -> list[dict[str, Any]]:
 
 
 def check_recipe(path: Path, result: Result) -> None:
-    """Refuse a result whose recipe has changed since."""
+    """Refuse a result whose recipe has changed since; that of a class which is not imported cannot be compared."""
+    if not result.experiment.known:
+        return
     then, now = Recipe.from_dict(result.recipe).settings, result.experiment.recipe.settings
     for name in (*then, *now):
         if name != "augment" and now.get(name) != then.get(name):  # augmentation comes from the data set

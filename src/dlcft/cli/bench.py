@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from dlcft.cli.arguments import positive, setting
+from dlcft.cli.arguments import import_own, positive, setting
 
 Scenario = Literal["data-il", "task-il", "class-il"]
 
@@ -97,6 +97,8 @@ def run(
         evaluate_every=evaluate_every,
     )
     settings = dict(setting(text) for text in set_ or [])
+    named = [*(method or []), settings.get("curvature")]
+    import_own(name for name in named if isinstance(name, str) and ":" in name)
     experiments = [
         replace(base, method=name, seed=seed + number, settings=settings)
         for name in method or ["dlcft-exact"]

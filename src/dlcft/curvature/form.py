@@ -90,6 +90,8 @@ class Curvature:
         for name, block in self.blocks.items():
             kind = type(block)
             stored, fields = block.state()
+            if "kind" in fields:
+                raise ValueError(f"{kind.__name__} has a field 'kind', a name that is taken; rename it.")
             header[name] = {"kind": kind.__name__ if kind in BLOCKS.values() else qualified(kind), **fields}
             tensors |= {f"{name}|{key}": tensor for key, tensor in stored.items()}
         return tensors, header

@@ -8,6 +8,9 @@ import math
 import torch
 from torch import Tensor, nn
 
+from dlcft.data.images import Preprocess
+from dlcft.network.inputs import Input, call
+
 CONFIDENT = 0.9  # the probability that a softmax classifier is taken to give its answer, where no sample tells
 
 
@@ -22,10 +25,37 @@ def split_head(model: nn.Module, head: str) -> tuple[nn.Module, nn.Linear]:
     if head not in linear:
         last = f"; its last linear layer is {linear[-1]!r}" if linear else ""
         raise ValueError(f"the model has no linear layer {head!r}{last}.")
+    owner, _, own = head.rpartition(".")
+    parent = backbone.get_submodule(owner)
+    if isinstance(parent, nn.Sequential):
+        names = list(dict(parent.named_children()))
+        for name in names[names.index(own) + 1 :]:
+            module = parent.get_submodule(name)
+            if not isinstance(module, nn.Identity | nn.Dropout | nn.Flatten):
+                raise ValueError(f"{head!r} is not the model's last layer: a {type(module).__name__} follows.")
     layer = backbone.get_submodule(head)
     assert isinstance(layer, nn.Linear)
     backbone.set_submodule(head, nn.Identity())
     return backbone, layer
+
+
+@torch.no_grad()
+def check_last(
+    model: nn.Module, features: Tensor, head: nn.Linear, x: Input, preprocess: Preprocess | None = None
+) -> None:
+    """Reject a classifier that does more to its head's outputs than to return them.
+
+    Raises:
+        ValueError: when its outputs are not those of its head.
+    """
+    if preprocess is not None and isinstance(x, Tensor):
+        x = preprocess.normalised(x)
+    answers = call(copy.deepcopy(model).eval().to(features.device, features.dtype), x)
+    wanted = copy.deepcopy(head).to(features)(features)
+    if not isinstance(answers, Tensor) or answers.shape != wanted.shape:
+        return
+    if not torch.allclose(answers, wanted, rtol=1e-2, atol=1e-2 * float(wanted.abs().max())):
+        raise ValueError("the model changes its head's outputs, by a softmax for example; give it without that.")
 
 
 @torch.no_grad()

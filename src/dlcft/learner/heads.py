@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dlcft.data.labels import Labels
-from dlcft.data.samples import Samples
+from collections.abc import Sequence
+
+from dlcft.data.labels import Label, Labels
 from dlcft.methods.settings import Scenario
 
 HEAD = "main"  # the only head, but in task-IL
@@ -27,6 +28,8 @@ class Heads:
         Raises:
             ValueError: when it is missing in "task-il", or given elsewhere.
         """
+        if head is not None and not isinstance(head, str):
+            raise TypeError(f"head is {head!r}; it must be a name, such as 'scenes'.")
         if (self.scenario == "task-il") != (head is not None):
             raise ValueError(
                 "in 'task-il' every task needs a head= name."
@@ -52,14 +55,14 @@ class Heads:
         """The labels of a head; none where it is new."""
         return self.labels.get(head, Labels())
 
-    def extended(self, head: str, samples: Samples) -> Labels:
+    def extended(self, head: str, names: Sequence[Label]) -> Labels:
         """The labels of a head with those of new samples.
 
         Raises:
             ValueError: when one is new and may not be.
         """
         labels = self.of(head)
-        new = labels.unknown(samples.labels)
+        new = labels.unknown(names)
         if new and len(labels) and self.new_labels == "error":
             raise ValueError(f"label {new[0]!r} is new; with new_labels='error' only {labels.names[:10]} are accepted.")
         return labels.append(new)

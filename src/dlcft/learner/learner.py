@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from dlcft.data.augment import Augmentation
 from dlcft.data.images import Preprocess
 from dlcft.data.labels import Label, Labels
-from dlcft.data.samples import Batches, Inputs, Samples
+from dlcft.data.samples import Batches, Inputs, Samples, to_device
 from dlcft.data.sources import Tokenizer
-from dlcft.learner.adopt import centred_head, fitted_scale, margin_scale, split_head
+from dlcft.learner.adopt import centred_head, check_last, fitted_scale, margin_scale, split_head
 from dlcft.learner.build import Builder, as_given, find_device, fingerprint, without_normalising
 from dlcft.learner.display import Report, reporter
 from dlcft.learner.heads import HEAD, Heads
@@ -87,6 +87,10 @@ class Learner:
             raise ValueError(f"scenario is {scenario!r}; it must be 'data-il', 'task-il' or 'class-il'.")
         if new_labels not in (None, "grow", "error"):
             raise ValueError(f"new_labels is {new_labels!r}; it must be 'grow' or 'error'.")
+        if not isinstance(seed, int) or seed < 0 or not isinstance(amp, bool):
+            raise ValueError(
+                f"seed is {seed!r} and amp {amp!r}; a whole number from 0 on, and a truth value, are needed."
+            )
         self.recipe = _recipe(method, settings)
         self.method = self.recipe.make_method(scenario)
         for name, why in self.method.unused().items():
@@ -154,12 +158,17 @@ class Learner:
         backbone, layer = split_head(model, head)
         if len(labels) != layer.out_features or len(set(labels)) != len(labels):
             raise ValueError(f"there are {len(labels)} labels; {layer.out_features} different ones are needed.")
-        if options.get("scenario", "class-il") == "task-il" or not weight > 0:
-            raise ValueError("adopt needs one head for all tasks and a positive weight.")
+        if options.get("scenario", "class-il") == "task-il" or not isinstance(weight, int | float) or not weight > 0:
+            raise ValueError(f"adopt needs one head for all tasks and a positive weight; weight is {weight!r}.")
         learner = cls(backbone, method, **options)
         if learner._builder.first is not None:
             raise ValueError("start='first-task' is for a network that has learned no task; leave it out of adopt.")
-        learner._adopt(layer, Labels(labels), data, weight)
+        samples = None if data is None else learner.samples(data)
+        if samples is not None:
+            few = samples.fetch(torch.arange(min(8, len(samples))))
+            x = to_device(few, learner.device, dtype=learner._builder.dtype)
+            check_last(model, learner._builder.features(x), layer, x, learner.preprocess)
+        learner._adopt(layer, Labels(labels), samples, weight)
         return learner
 
     @property
@@ -294,6 +303,8 @@ class Learner:
         Raises:
             ValueError: when the method cannot, or the two look at different features.
         """
+        if not isinstance(other, Learner):
+            raise TypeError(f"merge takes another Learner, not a {type(other).__name__}.")
         if other is self:
             raise ValueError("a learner cannot be merged with itself; that would count everything twice.")
         ours, theirs = self._shared(), other._shared()
@@ -311,8 +322,7 @@ class Learner:
             )
         labels, places = {}, {}
         for head, new in other._heads.labels.items():
-            known = self._heads.of(head)
-            labels[head] = known.append(known.unknown(new.names))
+            labels[head] = self._heads.extended(head, new.names)
             places[head] = labels[head].indices(new.names).tolist()
         self.method.merge(other.method, places)
         if self._model is None and other._model is not None:
@@ -489,7 +499,7 @@ class Learner:
         self.tasks, self.notes = header["tasks"], header["notes"]
 
     def _learn(self, tasks: dict[str, Samples], progress: bool | Report, resume: bool) -> None:
-        labels = {head: self._heads.extended(head, samples) for head, samples in tasks.items()}
+        labels = {head: self._heads.extended(head, samples.labels) for head, samples in tasks.items()}
         with nullcontext() if self.store is None else self.store.lock():
             if self.store is not None:
                 check_current(self.store, self.saved_hash)
@@ -547,11 +557,10 @@ class Learner:
         return loop
 
     @torch.no_grad()
-    def _adopt(self, layer: nn.Linear, labels: Labels, data: Any, weight: float) -> None:
+    def _adopt(self, layer: nn.Linear, labels: Labels, samples: Samples | None, weight: float) -> None:
         part = self.recipe.model
         if isinstance(part, Features) and not part.keeps_features:
             raise ValueError("ranpac does not see the features that the head was made for; take another method.")
-        samples = None if data is None else self.samples(data)
         factor = margin_scale(len(labels), part.scale)
         if samples is None:
             z = torch.randn(2, layer.in_features, generator=self._stream("direction"))
@@ -632,8 +641,12 @@ class Learner:
 def _recipe(method: str | Method | Recipe, settings: Mapping[str, Any]) -> Recipe:
     if isinstance(method, str):
         return named_recipe(method, settings)
+    if isinstance(method, type) and issubclass(method, Method):
+        method = method()
     if isinstance(method, Method):
         return own_recipe(method).with_settings(settings, type(method).__name__)
+    if not isinstance(method, Recipe):
+        raise TypeError(f"method is {method!r}; it must be a name, a Method or a Recipe.")
     return method.with_settings(settings)
 
 

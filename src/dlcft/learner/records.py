@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from dlcft.store.files import plain
+
 
 class _Record:
     def to_dict(self) -> dict[str, Any]:
@@ -47,10 +49,18 @@ class Learned(_Record):
         return own | notes
 
     def annotated(self, facts: Mapping[str, Any]) -> Learned:
-        """With facts added; one with a field's name replaces the field."""
-        own = {name: value for name, value in facts.items() if name in vars(self)}
-        rest = {name: value for name, value in facts.items() if name not in own}
-        return dataclasses.replace(self, **own, notes={**self.notes, **rest})
+        """With facts added; `predicted_increase` sets the field.
+
+        Raises:
+            ValueError: when a fact has the name of another field.
+            TypeError: when JSON cannot hold a value.
+        """
+        rest = dict(facts)
+        increase = rest.pop("predicted_increase", self.predicted_increase)
+        for name in rest:
+            if name == "kind" or name in vars(self):
+                raise ValueError(f"{name!r} is part of the record itself; give the fact another name.")
+        return dataclasses.replace(self, predicted_increase=increase, notes={**self.notes, **plain(rest)})
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -58,8 +59,13 @@ def refuse_unimported(header: Any, directory: object) -> None:
         CheckpointError: names the class and the module.
     """
     for name in _own_classes(header):
+        module, _, path = name.partition(":")
+        if module == "__main__" and not hasattr(sys.modules["__main__"], path.split(".")[0]):
+            raise CheckpointError(
+                f"{directory} was learned with {path!r}, a class of the program that saved it; define it there too, or "
+                "before learning in a module of its own."
+            )
         if not is_imported(name):
-            module = name.partition(":")[0]
             raise CheckpointError(
                 f"{directory} was learned with {name!r}, a class of your own; import {module} first, or on the command "
                 f"line give --import {module}, if you trust it."

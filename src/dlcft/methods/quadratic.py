@@ -76,7 +76,7 @@ class Quadratic(Method):
 
     def __post_init__(self) -> None:
         """See `Method`; the curvature is found by its name."""
-        if not isinstance(self.curvature, str):
+        if isinstance(self.curvature, type):
             self.curvature = qualified(self.curvature)
         super().__post_init__()
         find_statistics(self.curvature)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from dlcft.methods.base import Method
@@ -27,6 +27,9 @@ METHODS: dict[str, type[Method]] = {
     "replay": Replay,
     "ridge": Ridge,
 }
+_RENAMED = {"balanced": "equal_classes", "head": "head_start"}  # since versions before 0.1.0
+# names that a learner, or a saved recipe, has itself
+_RESERVED = frozenset({"kind", "method", "scenario", "new_labels", "seed", "device", "amp", "train", "preprocess"})
 _PARTS: dict[str, type[Any]] = {
     "network": Network,
     "features": Features,
@@ -60,6 +63,7 @@ class Recipe:
             if self.start.start != "pretrained":
                 raise ValueError(f"start={self.start.start!r} is for linearised networks and closed form.")
             object.__setattr__(self, "start", None)
+        _check_fields(self.method, [name for part in self._parts.values() for name in settings_of(part)])
 
     @property
     def closed_form(self) -> bool:
@@ -94,7 +98,8 @@ class Recipe:
         known = list(self.settings)
         for setting in settings:
             if setting not in known:
-                near = difflib.get_close_matches(setting, known, n=1)
+                near = [_RENAMED[setting]] if _RENAMED.get(setting) in known else []
+                near = near or difflib.get_close_matches(setting, known, n=1)
                 hint = f"did you mean {near[0]!r}? It has" if near else "it has"
                 raise ValueError(f"{name} has no setting {setting!r}; {hint} {', '.join(known)}.")
         changed = {
@@ -133,7 +138,7 @@ class Recipe:
             return _from_flat(content)
         parts = {place: dict(part) for place, part in content.items()}
         kinds = {place: part.pop("kind") for place, part in parts.items()}
-        method = find_class("method", kinds.pop("method"), METHODS, Method)(**parts.pop("method"))
+        method = _made(find_class("method", kinds.pop("method"), METHODS, Method), parts.pop("method"))
         return cls(method=method, **{place: _PARTS[kind](**parts[place]) for place, kind in kinds.items()})
 
     @property
@@ -153,7 +158,11 @@ def named_recipe(name: str, settings: Mapping[str, Any]) -> Recipe:
         ValueError: when the name or a setting is unknown.
     """
     if ":" in name:
-        return own_recipe(find_class("method", name, METHODS, Method)()).with_settings(settings, name)
+        kind = find_class("method", name, METHODS, Method)
+        own = {field.name: settings[field.name] for field in fields(kind) if field.name in settings}
+        return own_recipe(_made(kind, own)).with_settings(settings, name)
+    if name.startswith("joint"):
+        raise ValueError(f"unknown method {name!r}; joint training is 'none' on all data at once (dlcft run --joint).")
     check_name("method", name, RECIPES)
     return RECIPES[name].with_settings(settings, name)
 
@@ -163,6 +172,32 @@ def own_recipe(method: Method) -> Recipe:
     if method.closed_form:
         return replace(_FROZEN, method=method)
     return Recipe(method=method)
+
+
+def _made(kind: type[Method], settings: Mapping[str, Any]) -> Method:
+    """A method of a class with these settings; lists, as JSON has them, become tuples."""
+    try:
+        return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()})
+    except TypeError as error:
+        given, known = ", ".join(settings) or "none", ", ".join(field.name for field in fields(kind)) or "none"
+        raise ValueError(f"{kind.__name__} cannot be made with the settings {given}; it has {known}.") from error
+
+
+def _check_fields(method: Method, names: list[str]) -> None:
+    """Reject a method whose settings would be lost, or be mixed up with others.
+
+    Raises:
+        ValueError: when its class is no dataclass, or a field has the name of another setting.
+    """
+    for kind in type(method).__mro__:
+        own = vars(kind)
+        if kind is Method:
+            break
+        if ("__init__" in own or own.get("__annotations__")) and "__dataclass_fields__" not in own:
+            raise ValueError(f"{kind.__name__} is not a dataclass; decorate it with @dataclass: fields are settings.")
+    taken = {name for name in names if names.count(name) > 1} | (_RESERVED & set(settings_of(method)))
+    if taken:
+        raise ValueError(f"{type(method).__name__} has a field {min(taken)!r}, a name that is taken; rename it.")
 
 
 def _kind_of(part: Any) -> str:
@@ -176,8 +211,7 @@ def _from_flat(content: Mapping[str, Any]) -> Recipe:
     kind = METHODS[flat.pop("method")]
     if kind is LwF:
         flat["mean"] = False  # LwF had no normalised objective then
-    renamed = {"balanced": "equal_classes", "head": "head_start"}
-    flat = {renamed.get(name, name): value for name, value in flat.items()}
+    flat = {_RENAMED.get(name, name): value for name, value in flat.items()}
     parts: tuple[type[Any], ...] = (Features, OnePass) if kind.closed_form else (Network, Training)
     model, training, method = (
         part(**{name: flat[name] for name in settings_of(part()) if name in flat}) for part in (*parts, kind)

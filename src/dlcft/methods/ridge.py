@@ -214,8 +214,12 @@ class Ridge(Method):
         self.solved = True
 
     def predicted_increase(self) -> float | None:
-        """The exact rise of the mean loss of all data before the last task; None if unknown."""
-        if self.before is None or self.sums is None or not self.before.samples:
+        """The exact rise of the mean loss of all data before the last task; None if unknown.
+
+        It is unknown in task-il, where a sample's loss counts the outputs of its own head: second moments are summed
+        over all heads.
+        """
+        if self.before is None or self.sums is None or not self.before.samples or self.scenario == "task-il":
             return None
         now, then = self._solution(self.sums), self._solution(self.before)
         return self.before.loss(*now, self.scale) - self.before.loss(*then, self.scale)

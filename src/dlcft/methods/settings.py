@@ -7,6 +7,8 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
+
 from dlcft.curvature.losses import LOSSES, Loss, ScaledMSE
 
 Scenario = Literal["data-il", "task-il", "class-il"]
@@ -64,9 +66,12 @@ def check_settings(part: Any) -> None:
     """
     for field in dataclasses.fields(part):
         rule: _Rule = field.metadata.get("rule", _Rule())
-        kind = rule.kind or type(field.default)
+        kind, value = rule.kind or type(field.default), getattr(part, field.name)
+        if isinstance(value, np.generic):  # JSON knows Python's numbers only
+            value = value.item()
+            object.__setattr__(part, field.name, value)
         if kind in _KINDS:
-            rule.check(field.name, getattr(part, field.name), kind)
+            rule.check(field.name, value, kind)
 
 
 def settings_of(part: Any) -> dict[str, Any]:

@@ -73,7 +73,9 @@ class Row:
 
     @cached_property
     def recipe(self) -> Recipe:
-        return Recipe.from_dict(self.results[0].recipe)
+        content = self.results[0].recipe
+        known = self.experiment.known  # a report imports nothing, and asks for model and training only
+        return Recipe.from_dict(content if known else {**content, "method": {"kind": "finetune"}})
 
     @property
     def weights(self) -> str:
