@@ -72,8 +72,6 @@ def label_name(value: Any) -> Label:
 def _one_kind(names: list[Label]) -> list[Label]:
     examples = {type(name): name for name in names}
     if len(examples) > 1:
-        raise ValueError(
-            f"labels are integers ({examples[int]!r}) and strings ({examples[str]!r}); give one kind, in everything that "
-            "is learned (folders and .csv files have strings)."
-        )
+        both = f"labels are integers ({examples[int]!r}) and strings ({examples[str]!r})"
+        raise ValueError(f"{both}; give one kind in everything that is learned (folders and .csv files have strings).")
     return names
