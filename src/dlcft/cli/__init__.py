@@ -62,7 +62,8 @@ def main(words: list[str] | None = None) -> None:
         ours = isinstance(error, RuntimeError) and "allocate" not in str(error)
         if ours or os.environ.get("DLCFT_TRACEBACK"):
             raise
-        _end(str(error) or type(error).__name__)
+        own = error.strerror if isinstance(error, OSError) and error.filename is None else None  # without its number
+        _end(own or str(error) or type(error).__name__)
     except KeyboardInterrupt:
         _end("interrupted; a training goes on from what was noted last (every 20 seconds) by the same command.", 130)
 

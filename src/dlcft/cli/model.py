@@ -68,41 +68,26 @@ def update(
 
     Example: dlcft update --model scenes --data january/ --backbone shipped
 
-    Parameters
-    ----------
-    data
-        A folder with one folder of images a label, a .csv file with path and label (text and label for a text
-        encoder), or an .npz file with x and y.
-    backbone
-        The pre-trained network: a name that `dlcft list backbones` shows, or module:factory. Later updates need it only
-        if that name imports or downloads something.
-    weights
-        Its file, for the first update.
-    method
-        For the first update: a name that `dlcft list methods` shows, or module:Name of your own; dlcft-exact by
-        default.
-    train
-        For the first update: only the layers under this name learn, such as layer4; may be repeated.
-    set_
-        A setting of the method to change, for the first update, as key=value; may be repeated.
-    holdout
-        Labelled data that is not learned, to test on.
-    max_drop
-        Do not make the new version current if accuracy on the holdout falls by more, such as 0.02.
-    max_flips
-        The same if a larger share of the holdout turns from right to wrong.
-    keep
-        How many versions stay on disk; one that a gate keeps from becoming current stays beside them until the next
-        update.
-    restart
-        Begin anew where an update was interrupted, instead of continuing it.
-    again
-        Learn data that was learned before once more, so that it counts twice. The same data in another order or
-        form (images and arrays) is not recognised.
-    page
-        The HTML file for the report; by default one beside the model's directory.
-    dry_run
-        Change nothing; tell the labels, and by a trial on a few of the samples the time and the memory.
+    Args:
+        data: A folder with one folder of images a label, a .csv file with path and label (text and label for a text
+            encoder), or an .npz file with x and y.
+        backbone: The pre-trained network: a name that `dlcft list backbones` shows, or module:factory. Later updates
+            need it only if that name imports or downloads something.
+        weights: Its file, for the first update.
+        method: For the first update: a name that `dlcft list methods` shows, or module:Name of your own; dlcft-exact by
+            default.
+        train: For the first update: only the layers under this name learn, such as layer4; may be repeated.
+        set_: A setting of the method to change, for the first update, as key=value; may be repeated.
+        holdout: Labelled data that is not learned, to test on.
+        max_drop: Do not make the new version current if accuracy on the holdout falls by more, such as 0.02.
+        max_flips: The same if a larger share of the holdout turns from right to wrong.
+        keep: How many versions stay on disk; one that a gate keeps from becoming current stays beside them until the
+            next update.
+        restart: Begin anew where an update was interrupted, instead of continuing it.
+        again: Learn data that was learned before once more, so that it counts twice. The same data in another order or
+            form (images and arrays) is not recognised.
+        page: The HTML file for the report; by default one beside the model's directory.
+        dry_run: Change nothing; tell the labels, and by a trial on a few of the samples the time and the memory.
     """
     positive("--keep", keep)
     if page is not None:
@@ -166,18 +151,13 @@ def predict(
 
     Example: dlcft predict new-images/ --model scenes --out answers.csv
 
-    Parameters
-    ----------
-    inputs
-        A folder of images, an image, a .csv file with a column path (text for a text encoder), or an .npz or .npy file.
-    out
-        The file to write; by default the terminal.
-    format_
-        CSV, or one JSON object a line.
-    top
-        How many labels to give for each input.
-    batch_size
-        How many inputs to read at once.
+    Args:
+        inputs: A folder of images, an image, a .csv file with a column path (text for a text encoder), or an .npz or
+            .npy file.
+        out: The file to write; by default the terminal.
+        format_: CSV, or one JSON object a line.
+        top: How many labels to give for each input.
+        batch_size: How many inputs to read at once.
     """
     from dlcft.data.files import written_whole
 
@@ -212,10 +192,8 @@ def evaluate(
 
     Example: dlcft evaluate --model scenes --data holdout/
 
-    Parameters
-    ----------
-    data
-        Labelled data, as for `dlcft update`.
+    Args:
+        data: Labelled data, as for `dlcft update`.
     """
     from dlcft.update.forecast import TEST_BATCH
 
@@ -267,10 +245,8 @@ def rollback(*, model: Model, version: int | None = None) -> None:
 
     Example: dlcft rollback --model scenes
 
-    Parameters
-    ----------
-    version
-        Which; by default the one that the current version was learned from.
+    Args:
+        version: Which; by default the one that the current version was learned from.
     """
     print(f"version {open_store(model).rollback(version)} is current.")
 
@@ -288,14 +264,10 @@ def forget(
 
     Example: dlcft forget --model scenes --data complaints/
 
-    Parameters
-    ----------
-    data
-        The same images with the same labels as when they were learned. Without it, only versions are removed.
-    weight
-        The weight of each of them, if they are a part of the sample that came with an adopted classifier.
-    keep
-        How many versions stay on disk. Older versions may still know the samples: use 1 to have them gone.
+    Args:
+        data: The same images with the same labels as when they were learned. Without it, only versions are removed.
+        weight: The weight of each of them, if they are a part of the sample that came with an adopted classifier.
+        keep: How many versions stay on disk. Older versions may still know the samples: use 1 to have them gone.
     """
     positive("--keep", keep)
     if data is None:
