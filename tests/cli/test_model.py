@@ -439,3 +439,26 @@ def test_a_page_that_fails_does_not_make_an_update_look_failed(tmp_path, monkeyp
     assert done.returncode == 0
     assert "could not be written" in done.stderr
     assert "version 1 is current" in done.stdout
+
+
+def test_forgotten_versions_are_deleted_or_named(tmp_path, monkeypatch):
+    data, model = pictures(tmp_path / "data", ["red", "green"]), tmp_path / "m"
+    assert dlcft("update", "--model", model, "--data", data, "--method", "ridge").returncode == 0
+    stale = model / "version-7.safetensors"  # as a kill between the manifest and the sweep leaves it
+    stale.write_bytes(b"old")
+    done = dlcft("forget", "--model", model, "--keep", "1")
+    assert (done.returncode, stale.exists()) == (0, False)
+    stale.write_bytes(b"old")
+    unlink = Path.unlink
+
+    def refused(self, *given, **options):
+        if self.name == stale.name:
+            raise PermissionError("in use")
+        unlink(self, *given, **options)
+
+    monkeypatch.setattr(Path, "unlink", refused)
+    for words in ([], ["--data", data]):
+        done = dlcft("forget", "--model", model, "--keep", "1", *words)
+        assert done.returncode == 5
+        assert "version-7.safetensors in" in done.stderr
+        assert "could not be deleted, and may still know forgotten samples" in done.stderr

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from dlcft.data.samples import Samples
     from dlcft.learner.learner import Learner
     from dlcft.learner.records import Record
+    from dlcft.store.store import Store
     from dlcft.update.update import Update
 
 Model = Annotated[Path, Parameter(help="The directory of the model.")]
@@ -40,6 +41,7 @@ _REPEATED = "The model's backbone, repeated, where its name imports or downloads
 Backbone = Annotated[str | None, Parameter(help=_REPEATED)]
 _GATE = 3  # exit code when a gate has kept the new version from becoming current
 _SKIPPED = 4  # exit code when an input could not be read
+_LEFT = 5  # exit code when a file that may know forgotten samples could not be deleted
 
 
 def update(
@@ -262,6 +264,8 @@ def forget(
 ) -> None:
     """Forget samples as if they had never been learned: exact, for closed-form methods.
 
+    Exit code 5 says that an old version could not be deleted.
+
     Example: dlcft forget --model scenes --data complaints/
 
     Args:
@@ -274,6 +278,7 @@ def forget(
         store = open_store(model)
         gone = ", ".join(map(str, store.prune(keep)))
         print(f"removed {f'version {gone}' if gone else 'nothing'}; version {store.look().number} is current.")
+        _check_deleted(store)
         return
     import_own(import_ or ())
     store = open_store(model)
@@ -287,6 +292,14 @@ def forget(
     also = f" The kept version {older} may still know them; {only} leaves the current one alone." if older else ""
     twice = "" if still is None else f" They were learned more than once, and count as of task {still + 1} still."
     print(f"forgot {len(samples)} samples; version {version} is current.{twice}{also}")
+    _check_deleted(store)
+
+
+def _check_deleted(store: Store) -> None:
+    """End with an exit code of its own where a file that may know forgotten samples could not be deleted."""
+    if left := store.leftovers():
+        _warn(f"{', '.join(left)} in {store.directory} could not be deleted, and may still know forgotten samples.")
+        raise SystemExit(_LEFT)
 
 
 def _warn(sentence: str) -> None:

@@ -216,7 +216,7 @@ class Store:
                 first = ranked[0]
                 verify(self._path(first.file), first.bytes, first.sha256)  # it may be the only one left
                 self._replace(manifest.after("prune", first, versions=ranked[:keep], number=manifest.number))
-                self._sweep()
+            self._sweep()  # in any case: a kill may have left the files of a version that is not kept any more
         return sorted(version.number for version in ranked[keep:])
 
     def abandon(self, sha256: str | None) -> None:
@@ -324,15 +324,19 @@ class Store:
         with contextlib.suppress(OSError):
             self._progress_path.unlink()
 
-    def _sweep(self) -> None:
-        """Remove data files that neither the manifest nor the progress refers to; files of other kinds stay."""
+    def leftovers(self) -> list[str]:
+        """Data files that neither the manifest nor the progress refers to: they could not be deleted yet."""
         kept = {v.file for v in self.look().versions}
         with contextlib.suppress(CheckpointError):
             kept.add((self._progress() or {"file": ""})["file"])
-        for name in os.listdir(self.directory):
-            if name not in kept and (DATA_FILE.fullmatch(name) or UNFINISHED_FILE.fullmatch(name)):
-                with contextlib.suppress(OSError):  # Windows keeps files in use; the next commit tries again
-                    (self.directory / name).unlink()
+        names = sorted(name for name in os.listdir(self.directory) if name not in kept)
+        return [name for name in names if DATA_FILE.fullmatch(name) or UNFINISHED_FILE.fullmatch(name)]
+
+    def _sweep(self) -> None:
+        """Delete leftovers; files of other kinds stay."""
+        for name in self.leftovers():
+            with contextlib.suppress(OSError):  # Windows keeps files in use; the next commit tries again
+                (self.directory / name).unlink()
 
 
 def _sign(descriptor: int) -> None:
