@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 EXTENSIONS = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+MOST_PIXELS = 100_000_000  # of an image file: a small one may unpack to gigabytes
 _CHANNELS = (1, 3, 4)  # grey, colour, colour with transparency
 _MODES = {"bilinear": "bilinear", "bicubic": "bicubic", "nearest": "nearest-exact"}
 _PIXELS = 20.0  # floats above this are taken for 0 to 255, not 0 to 1
@@ -144,10 +146,14 @@ def read_image(path: str | Path, channels: int | None = None) -> Tensor:
     from PIL import Image, ImageOps
 
     try:
+        if not Path(path).is_file():  # opening a pipe would wait for ever
+            raise ValueError("it is no regular file")
         with Image.open(path) as file:
+            if file.width * file.height > MOST_PIXELS:
+                raise ValueError(f"{file.width} × {file.height} pixels are more than {MOST_PIXELS:,}")
             return image_tensor(ImageOps.exif_transpose(file), "L" if channels == 1 else "RGB")
-    # Pillow's decoders raise these for broken, cut and oversized files
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+    # Pillow's decoders raise these for broken, cut and oversized files, and for odd EXIF
+    except (OSError, SyntaxError, ValueError, LookupError, struct.error, Image.DecompressionBombError) as error:
         accepted = f"give a whole one ({', '.join(EXTENSIONS)})"
         raise ValueError(f"cannot read the image file {path} ({error}); {accepted}.") from error
 

@@ -1,0 +1,34 @@
+"""Image files that would hang, crash or fill the memory are refused in one sentence with their name."""
+
+import os
+import struct
+
+import pytest
+from PIL import Image, ImageOps
+
+from dlcft.data import images
+from dlcft.data.images import read_image
+
+
+def test_a_pipe_is_not_opened(tmp_path):
+    os.mkfifo(tmp_path / "pipe.png")
+    with pytest.raises(ValueError, match=r"pipe\.png \(it is no regular file\)"):
+        read_image(tmp_path / "pipe.png")
+
+
+def test_too_many_pixels(tmp_path, monkeypatch):
+    Image.new("L", (60, 50)).save(tmp_path / "large.png")
+    monkeypatch.setattr(images, "MOST_PIXELS", 2000)
+    with pytest.raises(ValueError, match=r"large\.png \(60 × 50 pixels are more than 2,000\)"):
+        read_image(tmp_path / "large.png")
+
+
+@pytest.mark.parametrize("error", [struct.error("unpack requires a buffer"), KeyError("0x112"), IndexError("tag")])
+def test_odd_exif(tmp_path, monkeypatch, error):
+    def broken(image):
+        raise error
+
+    Image.new("RGB", (4, 4)).save(tmp_path / "photo.jpg")
+    monkeypatch.setattr(ImageOps, "exif_transpose", broken)
+    with pytest.raises(ValueError, match=r"cannot read the image file .*photo\.jpg"):
+        read_image(tmp_path / "photo.jpg")
