@@ -104,6 +104,7 @@ ESTIMATORS: dict[str, str | type[Statistics]] = {
     "kfac": "kfac",
     "exact-tk": "exact-tk",
     "tkfac": "tkfac",
+    "tkfac-trace": "tkfac-trace",
     "diagonal": "diagonal",
     "ekfac, eigenvectors given": Rotated,
 }
