@@ -69,4 +69,4 @@ def test_a_class_in_a_function_cannot_be_named():
 
 
 def test_known_names_pass():
-    check_name("animal", "dog", KNOWN)
+    assert check_name("animal", "dog", KNOWN) is None

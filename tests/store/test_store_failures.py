@@ -281,7 +281,7 @@ assert store.commit({}, {}) == 2
 
 
 def test_the_lock_belongs_to_one_process(tmp_path):
-    subprocess.run([sys.executable, "-c", FORKING, str(tmp_path)], check=True)
+    assert subprocess.run([sys.executable, "-c", FORKING, str(tmp_path)], check=False).returncode == 0
 
 
 def test_only_what_a_first_commit_made_is_abandoned(tmp_path):
