@@ -104,8 +104,8 @@ def measure(name: str, last: list[str], way: str, size: int, batch: int) -> Cost
     tasks = [(images(count, size, number), None) for number, count in enumerate((batch, batch, 2 * batch))]
     rates = measure_learning(learner, tasks)
     peak = peak_memory()
-    state = sum(tensor.nbytes for tensor in learner._state()[0].values())
-    seconds = learning_seconds(rates, samples=IMAGES, epochs=EPOCHS if learner.method.trains else 0, solves=2)
+    state = sum(tensor.nbytes for tensor in learner.state()[0].values())
+    seconds = learning_seconds(rates, samples=IMAGES, epochs=0 if learner.recipe.closed_form else EPOCHS, solves=2)
     return Cost(seconds, plain_epochs(backbone, size, batch) * EPOCHS * IMAGES, peak, state)
 
 

@@ -370,7 +370,8 @@ class Learner:
     def predicted_increase(self) -> float | None:
         """How much the last task has raised the old tasks' mean loss, by the memory alone.
 
-        For closed-form methods it is exact. None where there was nothing before, or after `load`, `forget` and `merge`.
+        For closed-form methods it is exact, and unknown in "task-il". None where it is unknown, where there was nothing
+        before, or after `load`, `forget` and `merge`.
         """
         return self.method.predicted_increase()
 

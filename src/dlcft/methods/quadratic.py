@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -29,6 +29,7 @@ from dlcft.methods.base import (
 from dlcft.methods.replay import Buffer, replayed_loss
 from dlcft.methods.settings import Model, Network, Reading, Scenario, Training, setting
 from dlcft.network.classifier import Classifier
+from dlcft.network.inputs import Input
 from dlcft.network.names import qualified
 
 log = logging.getLogger("dlcft")
@@ -204,10 +205,7 @@ class Quadratic(Method):
             self.kept = Buffer.from_state(*parts["buffer"])
 
     def _curvature_batches(self, task: Task) -> Batches:
-        if not self.curvature_augment:
-            return task.batches
-        generator = task.generator("augmented curvature")
-        return [(task.augment(x, generator), y) for x, y in task.batches]
+        return _Augmented(task) if self.curvature_augment else task.batches
 
     @property
     def _includes_head(self) -> bool:
@@ -219,3 +217,15 @@ class Quadratic(Method):
 
     def _weight(self, task: Task) -> float:
         return task.weight * (task.samples if self.weigh_by == "samples" else 1.0)
+
+
+class _Augmented:
+    """A task's batches, augmented alike in every pass over them."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+
+    def __iter__(self) -> Iterator[tuple[Input, Tensor]]:
+        generator = self.task.generator("augmented curvature")
+        for x, y in self.task.batches:
+            yield self.task.augment(x, generator), y
