@@ -99,22 +99,24 @@ def test_the_head_under_squared_loss_is_exact_and_never_sampled(network, strict)
         assert torch.allclose(torch.einsum("op,ij->oipj", identity, block.gram[0]), true, atol=1e-10)
 
 
-def test_published_tkfac_keeps_the_trace_with_one_position_only():
+def test_tkfac_of_each_sample_keeps_the_trace_with_one_position_only():
     for network, kept in (("mlp", True), ("convolutions", False)):
         model, x, y = build(network)
         matrix, _ = gauss_newton(model, x, y, ScaledMSE())
         trace = float(matrix.trace())
-        found = {n: run(n, model, x, y, ScaledMSE()).curvature.trace(model.params("h")) for n in ("tkfac", "exact-tk")}
+        names = ("tkfac-per-sample", "tkfac", "exact-tk")
+        found = {n: run(n, model, x, y, ScaledMSE()).curvature.trace(model.params("h")) for n in names}
         assert found["exact-tk"] == pytest.approx(trace, rel=1e-10)
-        assert (found["tkfac"] == pytest.approx(trace, rel=1e-10)) is kept
+        assert found["tkfac"] == pytest.approx(trace, rel=1e-10)
+        assert (found["tkfac-per-sample"] == pytest.approx(trace, rel=1e-10)) is kept
 
 
 @pytest.mark.parametrize("network", ["mlp", "convolutions"])
 @pytest.mark.parametrize("loss", [ScaledMSE(), CrossEntropy()])
-def test_tkfac_trace_is_kfac_scaled_to_the_exact_trace(network, loss):
+def test_tkfac_is_kfac_scaled_to_the_exact_trace(network, loss):
     model, x, y = build(network)
     matrix, slices = gauss_newton(model, x, y, loss)
-    kfac, scaled = (run(name, model, x, y, loss).curvature for name in ("kfac", "tkfac-trace"))
+    kfac, scaled = (run(name, model, x, y, loss).curvature for name in ("kfac", "tkfac"))
     params = model.params("h")
     delta = {name: torch.randn_like(p) for name, p in params.items()}
     for name, block in scaled.blocks.items():

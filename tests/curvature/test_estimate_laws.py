@@ -46,7 +46,7 @@ def test_no_graph_is_kept(name):
     assert not [key for key, tensor in kept.items() if tensor.requires_grad]
 
 
-@pytest.mark.parametrize("name", ["diagonal", "kfac", "tkfac", "tkfac-trace", "exact-tk"])
+@pytest.mark.parametrize("name", ["diagonal", "kfac", "tkfac", "tkfac-per-sample", "exact-tk"])
 def test_merged_statistics_are_those_of_the_pooled_data(name):
     model, x, y = build("convolutions")
     one, two = (run(name, model, x[part], y[part], ScaledMSE()) for part in (slice(0, 1), slice(1, 3)))

@@ -193,7 +193,7 @@ def test_a_careful_first_step_ends_where_the_objective_is_least(monkeypatch, opt
     data = blobs([0, 1, 2, 3], seed=0)
 
     def loss_after_one_step(lr, careful):
-        settings = {"head_start": "zero", "epochs": 1, "batch_size": 1000, "weight_decay": 0.0, "optimizer": optimizer}
+        settings = {"schedule": "constant", "clip": None, "epochs": 1, "batch_size": 1000, "weight_decay": 0.0, "optimizer": optimizer}
         learner = Learner(small_network().double(), "none-linear", lr=lr, careful=careful, **settings)
         learner.learn(data, progress=False)
         return learner.evaluate(data)["loss"]
@@ -208,9 +208,9 @@ def test_a_careful_first_step_ends_where_the_objective_is_least(monkeypatch, opt
 
 def test_a_careful_learner_does_not_swing():
     data = blobs([0, 1, 2, 3], seed=0)
-    losses = {}
+    losses, as_trained = {}, {"schedule": "constant", "head_end": "trained"}
     for careful in (True, False):
-        learner = Learner(small_network(), "dlcft", epochs=2, lr=1e-1, batch_size=16, careful=careful)
+        learner = Learner(small_network(), "dlcft", epochs=2, lr=1e-1, batch_size=16, careful=careful, **as_trained)
         learner.learn(data, progress=False)
         losses[careful] = learner.evaluate(data)["loss"]
     ridge = Learner(small_network(), "ridge")

@@ -111,7 +111,7 @@ def test_growth_keeps_old_logits_and_extends_everything():
     after = learner.outputs(x)
     assert torch.equal(learner.model.head("main").weight[:2], rows)
     assert torch.allclose(
-        after[:, :2], before, rtol=1e-6, atol=1e-6
+        after[:, :2], before, rtol=1e-5, atol=1e-5
     )  # a wider product may round its last bit elsewhere
     assert (after[:, 2:] == 0).all()
     assert torch.equal(method.memory.anchor["heads.main.weight"][:2], anchor)
@@ -298,11 +298,15 @@ def test_a_method_of_ones_own():
     assert learner.history[0].loss[0] < plain.history[0].loss[0]
 
 
-@pytest.mark.parametrize(("name", "times"), [("er", 1), ("der", 3), ("derpp", 3)])
-def test_logits_are_stored_all_along(name, times):
-    learner = make(name, epochs=3)
+@pytest.mark.parametrize("name", ["er", "der", "derpp"])
+def test_samples_are_offered_once(name):
+    learner = make(name, epochs=20, lr=0.05)
     learner.learn(data([0, 1]))
-    assert learner.method.kept.seen == times * 24
+    assert learner.method.kept.seen == 24
+    if name != "er":  # in the last epoch, when the head knows the task: stored logits are nearly what it answers now
+        kept = learner.method.kept.sample(24, torch.Generator().manual_seed(0))
+        now = learner.model(kept.x, "main")
+        assert (now - kept.logits).norm() < 0.1 * now.norm()
 
 
 def test_der_keeps_what_was_answered_and_new_outputs_at_zero():
@@ -317,7 +321,7 @@ def test_der_keeps_what_was_answered_and_new_outputs_at_zero():
     drawn = method.kept.sample(24, torch.Generator().manual_seed(0))
     outputs = learner.model(drawn.x, "main")
     target = torch.cat([drawn.logits, torch.zeros(24, 2)], 1)
-    expected = torch.nn.functional.cross_entropy(learner.model(x, "main"), y) + 0.3 * (outputs - target).square().mean()
+    expected = torch.nn.functional.cross_entropy(learner.model(x, "main"), y) + 0.3 * (outputs - target).square().sum(1).mean()
     task = Task(learner.model, "main", learner.loss, [(x, y)], len(y), lambda x, _: x, learner._stream)
     found = method.objective(task, Batch(x, x, y, 0, torch.Generator().manual_seed(0)))
     assert drawn.logits.shape == (24, head.out_features)

@@ -77,7 +77,7 @@ def test_the_callers_random_numbers_are_left_alone(method, tmp_path):
 
 @pytest.mark.parametrize("method", ["er", "der", "derpp", "lwf", "none", "dlcft"])
 def test_old_heads_learn_where_the_objective_is_about_them(method):
-    learner = make(method, "task-il", **({} if method in ("none", "lwf", "dlcft") else {"buffer": 10}))
+    learner = make(method, "task-il", **({} if method in ("none", "lwf", "dlcft") else {"buffer": 10}), lr=1e-2)
     learner.learn(data([0, 1]), head="a", progress=False)
     before = learner.model.head("a").weight.detach().clone()
     learner.learn(data([2, 3]), head="b", progress=False)

@@ -64,7 +64,7 @@ def test_with_a_memory_the_solved_head_minimises_the_objective_over_the_head():
     method, head = learner.method, learner.model.head("main")
     assert isinstance(method, Quadratic)
     assert torch.isfinite(head.weight).all()
-    plain = make("dlcft", "data-il", epochs=1, keep_gradient=False)
+    plain = make("dlcft", "data-il", epochs=1, head_end="trained", keep_gradient=False)
     plain.learn(TASK, progress=False)
     plain.learn(data([0, 1, 2], seed=2, shift=0.4), progress=False)
     assert not torch.equal(head.weight, plain.model.head("main").weight)
@@ -73,7 +73,7 @@ def test_with_a_memory_the_solved_head_minimises_the_objective_over_the_head():
 def test_damping_keeps_parameters_near_the_last_task():
     moved = {}
     for damping in (0.0, 100.0):
-        learner = make("ewc", "data-il", epochs=2, lr=1e-3, damping=damping)
+        learner = make("ewc", "data-il", epochs=2, lr=1e-3, schedule="constant", clip=None, damping=damping)
         learner.learn(TASK, progress=False)
         before = weights(learner)
         learner.learn(data([0, 1, 2], seed=2, shift=1.0), progress=False)

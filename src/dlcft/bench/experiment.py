@@ -23,7 +23,7 @@ from dlcft.bench.datasets import ImageSet, load
 from dlcft.bench.environment import content_of, environment, forget_peak
 from dlcft.bench.events import append_event, need_tensorboard, write_board
 from dlcft.bench.metrics import Examiner
-from dlcft.bench.streams import Pair, Stream, split_classes, split_data, turned, validation_part
+from dlcft.bench.streams import CLASS_ORDERS, Pair, Stream, split_classes, split_data, turned, validation_part
 from dlcft.data.files import write_text
 from dlcft.data.images import Preprocess
 from dlcft.learner.build import fingerprint
@@ -34,9 +34,10 @@ from dlcft.methods.settings import SCENARIOS, Scenario
 from dlcft.network.names import check_name, is_imported
 from dlcft.store.store import Store
 
-RESULT_FORMAT = 2
-CONVERGED = 0.01  # training has converged when its last epoch lowered the loss by less than this share
-VALIDATION_SHARE = 0.2
+RESULT_FORMAT = 3
+CONVERGED = 0.01  # training has converged when its last epochs lower the loss by less than this share of the first's
+VALIDATION_IMAGES = 2000  # at most, to choose settings by: training images that `per_class` leaves out; or else
+VALIDATION_SHARE = 0.2  # this share of those that are learned
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,9 @@ class Experiment:
     size: int | None = None  # images are resized to this many pixels; None for the data set's own size
     classes: int | None = None  # only the first so many; None for all
     per_class: int | None = None  # only so many training images of each class; None for all
+    class_order: str = "random"  # of task- and class-IL: "random", by the seed; or "labels", in the order of labels
     turn: float = 0.0  # degrees that each task's images are turned further; every task then has its own test set
-    validate: bool = False  # test on a part of the training images instead, to choose settings by
+    validate: bool = False  # test on training images that are not learned instead, to choose settings by
     evaluate_every: int = 1  # test after every so many tasks, and after the last
     first: int | None = None  # learn only the first so many tasks; None for all
     knn: int = 0  # probe features by nearest neighbours after so many tasks, evenly spaced, the last among them
@@ -63,6 +65,7 @@ class Experiment:
 
     def __post_init__(self) -> None:
         check_name("scenario", self.scenario, SCENARIOS)
+        check_name("class order", self.class_order, CLASS_ORDERS)
         if self.known:
             recipe_of(self.method, self.settings)
         for name in ("tasks", "evaluate_every", "classes", "per_class", "size"):
@@ -91,8 +94,10 @@ class Experiment:
 
     @property
     def rounds(self) -> int:
-        """How often the learner learns: once a task, or once in all."""
-        return 1 if self.joint else self.first or self.tasks
+        """How often the learner learns: once a task, or once in all, after the task that a linearised network needs."""
+        if self.joint:
+            return 2 if self.recipe.linear and self.recipe.first_task(self.scenario) else 1
+        return self.first or self.tasks
 
     @property
     def title(self) -> str:
@@ -172,11 +177,15 @@ class Result:
 
     @property
     def converged(self) -> bool | None:
-        """Whether the last epoch of every task lowered the loss by less than 1 %; None where nothing is trained."""
+        """Whether the last epochs lowered the loss by less than 1 % of the first ones', all tasks together.
+
+        Not of their own: cross-entropy falls to zero, and what is left of it is noise. None where nothing is trained.
+        """
         curves = [entry["loss"] for entry in self.history if len(entry["loss"]) > 1]
         if not curves:
             return None
-        return all(curve[-2] - curve[-1] < CONVERGED * abs(curve[-2]) for curve in curves)
+        fall = sum(curve[-2] - curve[-1] for curve in curves)
+        return bool(fall < CONVERGED * sum(abs(curve[0]) for curve in curves))
 
     def write(self, path: Path) -> None:
         write_text(path, json.dumps(self.to_dict(), indent=1))
@@ -190,8 +199,7 @@ class Result:
             content = json.loads(path.read_text())
             found = content.pop("format")
             if found != RESULT_FORMAT:
-                hint = f": python -m dlcft.bench.migrate {path.parent}" if found == 1 else "."
-                raise ValueError(f"{path} has result format {found}; this version reads {RESULT_FORMAT}{hint}")
+                raise ValueError(f"{path} has result format {found}; this version reads {RESULT_FORMAT}.")
             return cls(**{**content, "experiment": Experiment(**content["experiment"])})
         except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
             raise ValueError(f"{path} is no result file of dlcft.") from error
@@ -233,7 +241,8 @@ def run(
     preprocess = _preprocess(experiment, backbone, images)
     images = images.decoded(preprocess.size)
     learner = _learner(experiment, backbone.module, preprocess, images.augment, home)
-    examiner = Examiner(learner, make_stream(experiment, images))
+    mirrored = "flip" in learner.recipe.training.augment.split("+")
+    examiner = Examiner(learner, make_stream(experiment, images), mirrored=mirrored)
     for number in range(len(learner.history), experiment.rounds):
         entry = _learn(experiment, examiner, number)
         if entry["accuracy"] is not None or not learner.method.closed_form:  # saving would solve closed form
@@ -267,11 +276,11 @@ def run(
 def _learn(experiment: Experiment, examiner: Examiner, number: int) -> dict[str, Any]:
     """Learn a task (or all of them), test if it is time to, and note the figures in the learner's record."""
     learner, stream, rounds = examiner.learner, examiner.stream, experiment.rounds
-    tested = number == rounds - 1 or (number + 1) % experiment.evaluate_every == 0
+    tested = number == rounds - 1 or (not experiment.joint and (number + 1) % experiment.evaluate_every == 0)
     # where a quadratic memory predicts the old tasks' loss, and their outputs stay the same
     measured = tested and number > 0 and experiment.scenario != "class-il" and "curvature" in learner.recipe.settings
     before = examiner.old_loss(number) if measured else 0.0
-    if not experiment.joint:
+    if not experiment.joint or number < rounds - 1:
         learner.learn(stream.tasks[number].train, head=stream.tasks[number].head)
     elif experiment.scenario == "task-il":
         learner.learn_jointly({str(task.head): task.train for task in stream.tasks})
@@ -327,22 +336,32 @@ def make_stream(experiment: Experiment, images: ImageSet) -> Stream:
     train = _limited(images.x_train, images.y_train, experiment.classes, experiment.per_class)
     test = _limited(images.x_test, images.y_test, experiment.classes, None)
     if experiment.validate:
-        train, test = validation_part(train, VALIDATION_SHARE, seed=0)
+        others = None if experiment.per_class is None else _others(images, experiment.classes, experiment.per_class)
+        train, test = validation_part(train, VALIDATION_SHARE, seed=0) if others is None else (train, others)
     if experiment.scenario == "data-il":
         stream = split_data(train, test, experiment.tasks, experiment.seed)
     else:
-        stream = split_classes(train, test, experiment.tasks, experiment.seed, experiment.scenario)
+        seed = None if experiment.class_order == "labels" else experiment.seed
+        stream = split_classes(train, test, experiment.tasks, seed, experiment.scenario)
     stream = turned(stream, experiment.turn) if experiment.turn else stream
     return replace(stream, tasks=stream.tasks[: experiment.first])
 
 
-def _limited(x: Any, y: Tensor, classes: int | None, per_class: int | None) -> Pair:
+def _limited(x: Any, y: Tensor, classes: int | None, per_class: int | None, skip: int = 0) -> Pair:
+    """The first classes, and of each so many images after the first ones."""
     assert isinstance(x, Tensor)
-    kept = torch.ones(len(y), dtype=torch.bool) if classes is None else y < classes
-    if per_class is not None:
-        for label in y.unique():
-            kept[(y == label).nonzero()[per_class:, 0]] = False
+    kept = torch.zeros(len(y), dtype=torch.bool)
+    for label in y.unique()[:classes]:
+        kept[(y == label).nonzero()[skip:, 0][:per_class]] = True
     return x[kept], y[kept]
+
+
+def _others(images: ImageSet, classes: int | None, per_class: int) -> Pair | None:
+    """Training images that are not learned; None where a class has hardly any."""
+    classes = classes or len(images.classes)
+    x, y = _limited(images.x_train, images.y_train, classes, VALIDATION_IMAGES // classes, skip=per_class)
+    counts = y.bincount(minlength=classes)[:classes]
+    return (x, y) if int(counts.min()) >= VALIDATION_SHARE * per_class else None
 
 
 def _preprocess(experiment: Experiment, backbone: Backbone, images: ImageSet) -> Preprocess:

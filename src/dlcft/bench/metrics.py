@@ -44,10 +44,14 @@ def forgetting(matrix: Tensor) -> float:
 
 
 class Examiner:
-    """Tests a learner on a stream. In closed form, features never change and are computed once."""
+    """Tests a learner on a stream. In closed form, features never change and are computed once.
 
-    def __init__(self, learner: Learner, stream: Stream) -> None:
-        self.learner, self.stream = learner, stream
+    With `mirrored`, outputs and features are the means over an image and its mirror image, for every method alike:
+    those that learn from mirror images are tested on them.
+    """
+
+    def __init__(self, learner: Learner, stream: Stream, *, mirrored: bool = False) -> None:
+        self.learner, self.stream, self.mirrored = learner, stream, mirrored
         self._fixed: dict[int, Tensor] = {}
         self._neighbours: float | None = None
 
@@ -76,23 +80,34 @@ class Examiner:
     @torch.no_grad()
     def _accuracy(self, index: int) -> float:
         learner, task = self.learner, self.stream.tasks[index]
-        if not learner.method.closed_form:
-            return learner.evaluate(task.test, head=task.head)["accuracy"]
-        x, y = task.test
-        if index not in self._fixed:
-            self._fixed[index] = self._features(x)
-        learner.solve()
-        head = task.head or HEAD
-        layer, names = learner.model.head(head), learner.labels(head)
-        answers = layer(self._fixed[index].to(layer.weight)).argmax(1).tolist()
-        right: list[bool] = [names[answer] == label for answer, label in zip(answers, y.tolist(), strict=True)]
+        (x, y), head = task.test, task.head or HEAD
+        if learner.method.closed_form:
+            if index not in self._fixed:
+                self._fixed[index] = self._features(x)
+            learner.solve()
+            layer = learner.model.head(head)
+            outputs = layer(self._fixed[index].to(layer.weight))
+        else:
+            outputs = torch.stack([learner.outputs(view, head=task.head) for view in self._views(x)]).mean(0)
+        names = learner.labels(head)
+        right: list[bool] = [
+            names[answer] == label for answer, label in zip(outputs.argmax(1).tolist(), y.tolist(), strict=True)
+        ]
         return sum(right) / len(right)
 
     @torch.no_grad()
     def _features(self, x: Tensor) -> Tensor:
-        inputs, model = self.learner.inputs(x), self.learner.model.eval()
-        batches = self.learner._batches(inputs, torch.zeros(len(inputs), dtype=torch.long), 256)
-        return torch.cat([model.features(part).float().cpu() for part, _ in batches])
+        model = self.learner.model.eval()
+        views = []
+        for view in self._views(x):
+            inputs = self.learner.inputs(view)
+            batches = self.learner._batches(inputs, torch.zeros(len(inputs), dtype=torch.long), 256)
+            views.append(torch.cat([model.features(part).float().cpu() for part, _ in batches]))
+        return torch.stack(views).mean(0)
+
+    def _views(self, x: Tensor) -> list[Tensor]:
+        """The images, and their mirror images; features of closed form are means over both already."""
+        return [x, x.flip(-1)] if self.mirrored and not self.learner.method.closed_form else [x]
 
 
 def evenly(pair: Pair, count: int) -> Pair:

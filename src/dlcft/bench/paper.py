@@ -1,6 +1,6 @@
 """The paper's tables and figures by name: the experiment behind each cell, and the paper's own number beside it.
 
-Settings that the paper leaves open are in `choices.OPEN_CHOICES`.
+Every choice behind them is in `choices.CHOICES`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from dlcft.bench.choices import SCALES, WEIGHTS, Settings, open_settings
+from dlcft.bench.choices import CHOICES, SCALES, WEIGHTS, Settings, scale_settings
 from dlcft.bench.experiment import Experiment, recipe_of
 from dlcft.bench.spectrum import MLP, Spectrum
 from dlcft.network.names import check_name
@@ -28,15 +28,26 @@ class Row:
     joint: bool = False  # learn all tasks at once
     ours: bool = False  # it is not the paper's; it is in every table, below the paper's rows
     streams: tuple[str, ...] = ()  # the only streams that it is on; empty for all
+    scales: tuple[str, ...] = ()  # the only scales; empty for all
     probed: bool = False  # it is in the figure of nearest neighbours: probed in the tables' runs, to run nothing twice
 
-    def on(self, stream: str) -> bool:
-        """Whether it is on a stream."""
-        return not self.streams or stream in self.streams
+    def on(self, stream: str, scale: str | None = None) -> bool:
+        """Whether it is on a stream, at a scale."""
+        return (not self.streams or stream in self.streams) and (not self.scales or scale in (None, *self.scales))
 
 
-_PAPERS, _ZERO = "dlcft-paper", {"head_start": "zero"}
-_RECOVERED = ("data-10", "data-100", "class-10", "mit-4")  # the table of task-IL has no distance to recover
+def _tuned(method: str) -> Row:
+    """A baseline whose λ is not the authors' 1."""
+    strength = CHOICES["strength"].value[method]
+    return Row(method, {"strength": strength}, ours=True, streams=("data",), scales=("small",))
+
+
+def _longer(method: str, epochs: int) -> Row:
+    """Joint training for another number of epochs, in a table of its own."""
+    return Row(method, {"epochs": epochs}, joint=True, streams=("data",), scales=("small",))
+
+
+_PAPERS = "dlcft-paper"
 ROWS: dict[str, Row] = {
     "None": Row("none", probed=True),
     "LwF": Row("lwf", probed=True),
@@ -49,29 +60,41 @@ ROWS: dict[str, Row] = {
     "K-FAC, nonlinear + SCE": Row("osla", {"buffer": 500}),
     "TK-FAC, nonlinear + SCE": Row("osla", {"curvature": "tkfac", "buffer": 500}),
     "DLCFT (diagonal)": Row(_PAPERS, {"curvature": "diagonal"}),
-    "DLCFT (K-FAC)": Row(_PAPERS, {"curvature": "kfac"}, probed=True),
+    "DLCFT (K-FAC)": Row(_PAPERS, {"curvature": "kfac"}),
     "DLCFT (TK-FAC)": Row(_PAPERS, probed=True),
     "Joint": Row("none", joint=True),
+    "None, linear": Row("none-linear", ours=True, probed=True),
+    "Joint, linear": Row("none-linear", joint=True, ours=True),
     "DLCFT (exact TK)": Row(_PAPERS, {"curvature": "exact-tk"}, ours=True),
-    # the ends of the distance that the paper's method can recover: its head starts at zero
-    "None, linear": Row("none-linear", _ZERO, ours=True, streams=_RECOVERED),
-    "Joint, linear": Row("none-linear", _ZERO, joint=True, ours=True, streams=_RECOVERED),
     "dlcft": Row("dlcft", ours=True, probed=True),
+    "DLCFT (TK-FAC), ridge heads": Row(_PAPERS, {"head_start": "ridge"}, ours=True, streams=("task",)),
+    "DLCFT without buffer": Row(_PAPERS, {"buffer": 0}, ours=True, streams=("class",)),
+    "dlcft-replay": Row("dlcft-replay", ours=True, streams=("class",)),
+    "LwF, λ tuned": _tuned("lwf"),
+    "EWC, λ tuned": _tuned("ewc"),
+    "MAS, λ tuned": _tuned("mas"),
+    "OSLA, λ tuned": _tuned("osla"),
     "ridge": Row("ridge", ours=True, probed=True),
     "RanPAC": Row("ranpac", ours=True),
     "dlcft-exact": Row("dlcft-exact", ours=True),
-    "DLCFT without buffer": Row(_PAPERS, {"buffer": 0}, ours=True, streams=("class-10",)),
-    "dlcft-replay": Row("dlcft-replay", ours=True, streams=("class-10",)),
+    "Joint, 5 epochs": _longer("none", 5),
+    "Joint, 40 epochs": _longer("none", 40),
+    "Joint, linear, 5 epochs": _longer("none-linear", 5),
+    "Joint, linear, 40 epochs": _longer("none-linear", 40),
 }
-_PROBED_STREAMS = ("data-10", "data-100")
+_PROBED_STREAM = "data"
 _PROBED = [name for name, row in ROWS.items() if row.probed]
 # a buffer counts in class-IL only: elsewhere these are one row
 _WITHOUT_BUFFER = {"K-FAC, nonlinear + SCE": "OSLA"}
+_TITLES = {"seq-cifar100": "Seq-CIFAR-100", "seq-cifar10": "Seq-CIFAR-10", "seq-mit67": "Seq-MIT-67"}
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One number: a row of `ROWS` on a stream, and the paper's own in percent; None where it has none."""
+    """One number: a row of `ROWS` on a stream, and the paper's own in percent; None where it has none.
+
+    In the name of a column, a stream in braces stands for its data set and tasks, see `titled`.
+    """
 
     label: str
     column: str
@@ -88,6 +111,7 @@ class Artefact:
     kind: Literal["table", "figure"]
     title: str
     cells: tuple[Cell, ...] = ()
+    scales: tuple[str, ...] = ()  # the only scales; empty for all
 
 
 Columns = Mapping[str, tuple[str, Metric]]
@@ -96,7 +120,7 @@ Columns = Mapping[str, tuple[str, Metric]]
 def _cells(columns: Columns, numbers: Mapping[str, Sequence[float | Literal["-"] | None]]) -> list[Cell]:
     """Row by row; None is a cell without a number, "-" no cell."""
     return [
-        Cell(row, column, stream, row if stream == "class-10" else _WITHOUT_BUFFER.get(row, row), metric, number)
+        Cell(row, column, stream, row if stream == "class" else _WITHOUT_BUFFER.get(row, row), metric, number)
         for row, values in numbers.items()
         for (column, (stream, metric)), number in zip(columns.items(), values, strict=True)
         if number != "-"
@@ -112,9 +136,18 @@ def _table(title: str, columns: Columns, numbers: Mapping[str, Any]) -> Artefact
     return Artefact("table", title, tuple(_cells(columns, numbers) + _ours(columns)))
 
 
-def _figure(title: str, metric: Metric, rows: Iterable[str]) -> Artefact:
-    columns: Columns = {"10 tasks": ("data-10", metric), "100 tasks": ("data-100", metric)}
-    return Artefact("figure", title, tuple(_cells(columns, {row: [None, None] for row in rows})))
+def _figure(title: str, metric: Metric, rows: Iterable[str], *streams: str) -> Artefact:
+    columns: Columns = {f"{{{stream}}}": (stream, metric) for stream in streams}
+    return Artefact("figure", title, tuple(_cells(columns, {row: [None] * len(streams) for row in rows})))
+
+
+def titled(cell: Cell, scale: str) -> Cell:
+    """The cell, its column named by the data set and the number of tasks that the stream has at a scale."""
+    titles = {}
+    for name, paper in SCALES["paper"].streams.items():
+        stream = SCALES[scale].streams.get(name, paper)
+        titles[name] = f"{_TITLES.get(stream.dataset, stream.dataset)}, {stream.tasks} tasks"
+    return replace(cell, column=cell.column.format_map(titles))
 
 
 _DATA_IL = {
@@ -132,15 +165,15 @@ ARTEFACTS: dict[str, Artefact] = {
     "data-il": _table(
         "Data-incremental learning: final accuracy",
         {
-            "Seq-CIFAR-100, 10 tasks": ("data-10", "accuracy"),
-            "Seq-CIFAR-100, 100 tasks": ("data-100", "accuracy"),
-            "Seq-MIT-67, 4 tasks": ("mit-4", "accuracy"),
+            "{data}": ("data", "accuracy"),
+            "{long}": ("long", "accuracy"),
+            "{mit}": ("mit", "accuracy"),
         },
         _DATA_IL,
     ),
     "task-class-il": _table(
-        "Task- and class-incremental learning, Seq-CIFAR-100, 10 tasks: ACC",
-        {"Task-IL": ("task-10", "acc"), "Class-IL": ("class-10", "acc")},
+        "Task- and class-incremental learning: ACC",
+        {"Task-IL, {task}": ("task", "acc"), "Class-IL, {class}": ("class", "acc")},
         {
             "None": (None, None),
             "LwF": (92.16, "-"),
@@ -154,11 +187,11 @@ ARTEFACTS: dict[str, Artefact] = {
         },
     ),
     "ablation": _table(
-        "Ablations, Seq-CIFAR-100: final accuracy",
+        "Ablations: final accuracy",
         {
-            "Data-IL, 10 tasks": ("data-10", "accuracy"),
-            "Data-IL, 100 tasks": ("data-100", "accuracy"),
-            "Class-IL, 10 tasks": ("class-10", "acc"),
+            "Data-IL, {data}": ("data", "accuracy"),
+            "Data-IL, {long}": ("long", "accuracy"),
+            "Class-IL, {class}": ("class", "acc"),
         },
         {
             "K-FAC, nonlinear + SCE": (79.23, 73.51, 44.93),
@@ -169,29 +202,48 @@ ARTEFACTS: dict[str, Artefact] = {
     ),
     "curvatures": Artefact(
         "table",
-        "Curvature methods, data-IL, Seq-CIFAR-100, 10 tasks: final accuracy",
+        "Curvature methods, data-IL: final accuracy",
         (
-            Cell("EWC", "Nonlinear+SCE", "data-10", "EWC", "accuracy", 78.88),
-            Cell("EWC", "Linear+MSE", "data-10", "DLCFT (diagonal)", "accuracy", 82.17),
-            Cell("K-FAC", "Nonlinear+SCE", "data-10", "OSLA", "accuracy", 79.23),
-            Cell("K-FAC", "Linear+MSE", "data-10", "DLCFT (K-FAC)", "accuracy", 81.95),
-            Cell("TK-FAC", "Nonlinear+SCE", "data-10", "TK-FAC, nonlinear + SCE", "accuracy"),
-            Cell("TK-FAC", "Linear+MSE", "data-10", "DLCFT (TK-FAC)", "accuracy", 82.70),
-            *_ours({"Linear+MSE": ("data-10", "accuracy")}),
+            Cell("EWC", "Nonlinear+SCE", "data", "EWC", "accuracy", 78.88),
+            Cell("EWC", "Linear+MSE", "data", "DLCFT (diagonal)", "accuracy", 82.17),
+            Cell("K-FAC", "Nonlinear+SCE", "data", "OSLA", "accuracy", 79.23),
+            Cell("K-FAC", "Linear+MSE", "data", "DLCFT (K-FAC)", "accuracy", 81.95),
+            Cell("TK-FAC", "Nonlinear+SCE", "data", "TK-FAC, nonlinear + SCE", "accuracy"),
+            Cell("TK-FAC", "Linear+MSE", "data", "DLCFT (TK-FAC)", "accuracy", 82.70),
+            *_ours({"Linear+MSE": ("data", "accuracy")}),
         ),
     ),
     "bwt": _table(
-        "Task-incremental learning, Seq-CIFAR-100, 10 tasks: ACC and backward transfer",
-        {"ACC": ("task-10", "acc"), "BWT": ("task-10", "bwt")},
-        {"LwF": (92.16, 0.04), "EWC": (77.44, -21.63), "OSLA": (81.03, -18.21), "DLCFT (TK-FAC)": (95.79, -0.58)},
+        "Task-incremental learning: ACC and backward transfer",
+        {"ACC, {task}": ("task", "acc"), "BWT": ("task", "bwt")},
+        {
+            "None": (None, None),
+            "LwF": (92.16, 0.04),
+            "EWC": (77.44, -21.63),
+            "OSLA": (81.03, -18.21),
+            "DLCFT (TK-FAC)": (95.79, -0.58),
+        },
+    ),
+    "joint": Artefact(
+        "table",
+        "Joint training, by epochs: final accuracy",
+        tuple(
+            Cell(f"{epochs} epochs", f"{model}, {{data}}", "data", row, "accuracy")
+            for epochs in (5, CHOICES["joint"].value["small"], 40)
+            for model, joint in (("Plain network", "Joint"), ("Linearised", "Joint, linear"))
+            for row in [joint if epochs == CHOICES["joint"].value["small"] else f"{joint}, {epochs} epochs"]
+        ),
+        scales=("small",),
     ),
     "vanishing-curvature": Artefact("figure", "Largest eigenvalue of the Fisher matrix during training"),
     "data-il-curves": _figure(
-        "Data-IL, Seq-CIFAR-100: accuracy after each task",
+        "Data-IL: accuracy after each task",
         "curve",
-        [*_DATA_IL, *(name for name, row in ROWS.items() if row.ours and row.on("data-10"))],
+        [*_DATA_IL, *(name for name, row in ROWS.items() if row.ours and row.on("data"))],
+        "data",
+        "long",
     ),
-    "knn": _figure("Data-IL, Seq-CIFAR-100: k-NN accuracy of the features", "knn", _PROBED),
+    "knn": _figure("Data-IL: k-NN accuracy of the features", "knn", _PROBED, _PROBED_STREAM),
 }
 
 
@@ -235,11 +287,18 @@ def cells(
     planned = []
     for name, seed in itertools.product(ARTEFACTS if artefact == "all" else [artefact], range(count)):
         planned += _spectra(name, scale, seed) if name == "vanishing-curvature" else []
-        there = [cell for cell in ARTEFACTS[name].cells if cell.stream in SCALES[scale].streams]
-        planned += [_planned(name, cell, scale, seed, tuned or {}) for cell in there]
+        planned += [_planned(name, cell, scale, seed, tuned or {}) for cell in cells_at(name, scale)]
     for row in only:
         check_name("row", row, list(dict.fromkeys(name for one in planned for name in one.names)))
     return [one for one in planned if not only or set(only) & set(one.names)]
+
+
+def cells_at(artefact: str, scale: str) -> list[Cell]:
+    """The cells of an artefact that a scale has."""
+    one, streams = ARTEFACTS[artefact], SCALES[scale].streams
+    if one.scales and scale not in one.scales:
+        return []
+    return [cell for cell in one.cells if cell.stream in streams and ROWS[cell.row].on(cell.stream, scale)]
 
 
 def experiments(
@@ -259,11 +318,10 @@ def experiments(
 def variant(experiment: Experiment) -> str:
     """The name of experiments that are tuned together: of one scenario and method, with any curvature and stream.
 
-    Joint training, and a start of the head that is not the recipe's, are tuned apart.
+    Joint training is tuned apart.
     """
-    parts = [experiment.dataset, experiment.scenario, experiment.method, *(["joint"] if experiment.joint else [])]
-    start = experiment.settings.get("head_start")
-    return "/".join([*parts, start] if start else parts)
+    parts = [experiment.dataset, experiment.scenario, experiment.method]
+    return "/".join([*parts, "joint"] if experiment.joint else parts)
 
 
 def of_length(name: str, tasks: int) -> str:
@@ -282,7 +340,7 @@ def _spectra(name: str, scale: str, seed: int) -> list[Planned]:
     found = []
     for base, loss in itertools.product(SCALES[scale].spectra, ("cross-entropy", "mse")):
         label = f"{base.network} on {base.dataset}"
-        weights = None if base.network in (MLP, "shipped") else WEIGHTS[0]
+        weights = None if base.network in (MLP, "shipped") else WEIGHTS
         cell = Cell(label, loss, base.dataset, label, "eigenvalue")
         found.append(Planned(name, cell, replace(base, loss=loss, seed=seed), weights))
     return found
@@ -293,13 +351,13 @@ def _planned(name: str, cell: Cell, scale: str, seed: int, tuned: Tuned) -> Plan
     base = size.streams[cell.stream]
     recipe = recipe_of(row.method, row.settings)
     known = recipe.settings
-    settings = {**open_settings(row.method, cell.stream, scale), **row.settings}
-    settings |= {key: value for key, value in size.small.items() if known.get(key, 0) > value}
+    settings = {**scale_settings(row.method, cell.stream, scale, row.joint), **row.settings}
+    settings |= {key: value for key, value in size.small.items() if (known | settings).get(key, 0) > value}
     if "curvature" in known and base.scenario != "class-il":
         settings.pop("buffer", None)  # it would change nothing but the experiment's name
-    knn = size.knn if row.probed and cell.stream in _PROBED_STREAMS else 0
+    knn = size.knn if row.probed and cell.stream == _PROBED_STREAM else 0
     plain = replace(base, joint=row.joint, method=row.method, seed=seed, knn=knn, settings=settings)
     kind = variant(plain)
     chosen = tuned.get(of_length(kind, plain.tasks), tuned.get(kind))
-    weights = size.weights.get(cell.stream, (None, None))[recipe.linear or known.get("tangent_features", 0) > 0]
-    return Planned(name, cell, with_choices(plain, chosen or {}), weights, chosen is not None)
+    planned = with_choices(plain, chosen or {})
+    return Planned(name, titled(cell, scale), planned, size.weights.get(cell.stream), chosen is not None)

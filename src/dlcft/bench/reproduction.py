@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from dlcft.backbones import load_backbone
-from dlcft.bench.experiment import VALIDATION_SHARE, Experiment, Result, run
+from dlcft.bench.experiment import VALIDATION_IMAGES, VALIDATION_SHARE, Experiment, Result, run
 from dlcft.bench.many import each, silent
 from dlcft.bench.paper import Planned, of_length, variant
 from dlcft.bench.spectrum import MLP, Spectrum, Trace, make_network, trace
@@ -128,12 +128,13 @@ class Cost(NamedTuple):
 SIZES = {  # training images, test images, classes
     "digits": (1198, 599, 10),
     "mnist": (60_000, 10_000, 10),
+    "seq-cifar10": (50_000, 10_000, 10),
     "seq-cifar100": (50_000, 10_000, 100),
     "seq-mit67": (5360, 1340, 67),
 }
 _TRIAL = (8, 8, 32)  # images of three tasks: to warm up, and two sizes that tell a fixed cost from one an image
 # settings that cost no time
-_FREE = ("epochs", "lr", "strength", "temperature", "schedule", "replay_logits", "replay_labels")
+_FREE = ("epochs", "steps", "first_times", "lr", "start_lr", "strength", "replay_logits", "replay_labels")
 
 
 def costs(
@@ -171,8 +172,12 @@ def seconds(experiment: Experiment | Spectrum, rates: Rates) -> float:
         point = experiment.iterations * product + (test + experiment.samples) * rates.testing
         return experiment.epochs * train * rates.training + experiment.points * point
     (train, test), rounds = _images(experiment), experiment.rounds
-    epochs: int = experiment.recipe.settings.get("epochs", 0)
-    learning = train * (epochs * rates.training + rates.remembering) + rounds * rates.remembering_once
+    known = experiment.recipe.settings
+    seen: float = (
+        rounds * known["steps"] * known["batch_size"] if known.get("steps") else train * known.get("epochs", 0)
+    )
+    seen *= (rounds - 1 + known.get("first_times", 1)) / rounds
+    learning = seen * rates.training + train * rates.remembering + rounds * rates.remembering_once
     # of every evaluation, the share of the test images: all in data-IL, else those of the tasks so far
     tested = [n for n in range(1, rounds + 1) if n == rounds or n % experiment.evaluate_every == 0]
     whole = experiment.joint or experiment.scenario == "data-il"
@@ -188,9 +193,12 @@ def _images(experiment: Experiment) -> tuple[int, int]:
     train, test, every = SIZES[experiment.dataset]
     classes = min(experiment.classes or every, every)
     train, test = (round(count * classes / every) for count in (train, test))
+    others = 0
     if experiment.per_class is not None:
-        train = min(train, classes * experiment.per_class)
-    if experiment.validate:
+        train, others = min(train, classes * experiment.per_class), max(0, train - classes * experiment.per_class)
+    if experiment.validate and others >= VALIDATION_SHARE * train:
+        test = min(others, VALIDATION_IMAGES)
+    elif experiment.validate:
         test = round(VALIDATION_SHARE * train)
         train -= test
     return round(train * (experiment.first or experiment.tasks) / experiment.tasks), test

@@ -12,6 +12,7 @@ from torch import Tensor
 from dlcft.methods.settings import Scenario
 
 Pair = tuple[Tensor, Tensor]
+CLASS_ORDERS = ("random", "labels")
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,14 +56,15 @@ def split_data(train: Pair, test: Pair, tasks: int, seed: int) -> Stream:
     return Stream(tuple(Task((x[part], y[part]), test) for part in parts))
 
 
-def split_classes(train: Pair, test: Pair, tasks: int, seed: int, scenario: Scenario = "class-il") -> Stream:
-    """Task- or class-incremental: the classes, in a random order, over tasks of equal size."""
+def split_classes(train: Pair, test: Pair, tasks: int, seed: int | None, scenario: Scenario = "class-il") -> Stream:
+    """Task- or class-incremental: the classes, in a random order, or without a seed in that of labels, over tasks."""
     classes = train[1].unique()
     if tasks < 1 or len(classes) % tasks:
         raise ValueError(f"{len(classes)} classes do not divide into {tasks} tasks.")
-    order = classes[torch.randperm(len(classes), generator=torch.Generator().manual_seed(seed))]
+    if seed is not None:
+        classes = classes[torch.randperm(len(classes), generator=torch.Generator().manual_seed(seed))]
     heads = [f"task-{index}" if scenario == "task-il" else None for index in range(tasks)]
-    groups = zip(order.view(tasks, -1), heads, strict=True)
+    groups = zip(classes.view(tasks, -1), heads, strict=True)
     return Stream(tuple(Task(_of(train, group), _of(test, group), head) for group, head in groups))
 
 

@@ -238,7 +238,7 @@ def list_(
     *,
     as_json: Annotated[bool, Parameter(name="--json")] = False,
 ) -> None:
-    """Show the names that other commands accept, or the choices that the paper leaves open.
+    """Show the names that other commands accept, or the choices behind the tables, and whose they are.
 
     Example: dlcft list methods
 
@@ -247,7 +247,7 @@ def list_(
         as_json: Print a JSON list.
     """
     from dlcft.backbones import BACKBONES
-    from dlcft.bench.choices import OPEN_CHOICES
+    from dlcft.bench.choices import CHOICES
     from dlcft.bench.datasets import NAMES
     from dlcft.bench.paper import ARTEFACTS
     from dlcft.curvature.estimate import ESTIMATORS
@@ -255,6 +255,6 @@ def list_(
 
     known: dict[str, Iterable[str]] = {"methods": RECIPES, "curvatures": ESTIMATORS, "datasets": NAMES}
     known |= {"backbones": BACKBONES, "artefacts": ARTEFACTS}
-    known["choices"] = (f"{name}: {choice.value}. {choice.reason}" for name, choice in OPEN_CHOICES.items())
+    known["choices"] = (f"{name} ({one.origin}): {one.value}. {one.reason}" for name, one in CHOICES.items())
     names = list(known[what])
     print(json.dumps(names) if as_json else "\n".join(names))

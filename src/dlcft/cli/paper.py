@@ -14,14 +14,23 @@ if TYPE_CHECKING:
     from dlcft.bench.paper import Planned
 
 Artefact = Literal[
-    "data-il", "task-class-il", "ablation", "curvatures", "bwt", "vanishing-curvature", "data-il-curves", "knn", "all"
+    "data-il",
+    "task-class-il",
+    "ablation",
+    "curvatures",
+    "bwt",
+    "joint",
+    "vanishing-curvature",
+    "data-il-curves",
+    "knn",
+    "all",
 ]
 
 
 def reproduce(
     artefact: Artefact,
     *,
-    scale: Literal["smoke", "mini", "paper"] = "smoke",
+    scale: Literal["smoke", "small", "paper"] = "smoke",
     seeds: int | None = None,
     only: Annotated[list[str] | None, Parameter(name="--only")] = None,
     tune: bool = False,
@@ -41,11 +50,11 @@ def reproduce(
 
     Args:
         artefact: The table or figure, or all of them.
-        scale: Digits in seconds (smoke), part of CIFAR-100 in hours (mini), the paper's own settings on a GPU (paper).
+        scale: Digits in seconds (smoke), part of CIFAR-10 in hours (small), the paper's own settings on a GPU (paper).
         seeds: How many; by default as many as the scale has.
         only: A row to run, by its name or its method's; may be repeated.
-        tune: First choose λ and learning rates on held-out training images of the first tasks, from one grid for all
-            methods. The choices are noted in OUT/tuning, and not computed again.
+        tune: First choose learning rates, and α of DER, on held-out training images of the first tasks, from one grid
+            for all methods. The choices are noted in OUT/tuning, and not computed again.
         jobs: How many to run at once on this machine; each gets its share of the cores.
         data: The folder or file of the data set.
         weights: The backbone's file.

@@ -163,10 +163,11 @@ class KfacStatistics(Statistics):
         return {self.name: Kronecker(self.names, self.groups, left, right, divisor)}
 
 
-class TkfacStatistics(KfacStatistics):
+class PerSampleTkfacStatistics(KfacStatistics):
     """`Φ = E[tr(Γ)Λ]`, `Ψ = E[tr(Λ)Γ]`, `δ = E[tr Λ · tr Γ]`, with `Λ = Σ_s aaᵀ`, `Γ = (1/S)Σ_s ggᵀ` per sample.
 
-    The convolutional form is our reading of the TK-FAC paper. It keeps the true trace only where S = 1.
+    A convolution's positions are taken as independent, a reading of the TK-FAC paper (arXiv 2011.10741): it keeps the
+    true trace only where S = 1.
     """
 
     def add(self, inputs: Uses, grads: Sequence[Uses]) -> None:
@@ -178,7 +179,7 @@ class TkfacStatistics(KfacStatistics):
         self.add_to("divisor", (input_traces * output_traces.sum(0)).sum(0))
 
 
-class TraceKfacStatistics(KfacStatistics):
+class TkfacStatistics(KfacStatistics):
     """K-FAC's `A` and `G`, and `δ = E‖D_n‖²`, the exact trace: TK-FAC as the code of DLCFT's authors has it."""
 
     def add(self, inputs: Uses, grads: Sequence[Uses]) -> None:
@@ -271,7 +272,7 @@ ESTIMATORS: dict[str, type[Statistics]] = {
     "mas": MasStatistics,
     "kfac": KfacStatistics,
     "tkfac": TkfacStatistics,
-    "tkfac-trace": TraceKfacStatistics,
+    "tkfac-per-sample": PerSampleTkfacStatistics,
     "exact-tk": ExactTkStatistics,
     "ekfac": EkfacStatistics,
     "exact-ekfac": ExactEkfacStatistics,

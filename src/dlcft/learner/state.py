@@ -13,7 +13,9 @@ from dlcft.network.names import is_imported
 from dlcft.store.files import CheckpointError
 from dlcft.store.store import Store
 
-LEARNER_FORMAT = 2  # 1 had flat settings and untyped records; both are read
+# All are read. 1 had flat settings and untyped records; in 1 and 2 `_RENAMED` curvatures had other names.
+LEARNER_FORMAT = 3
+_RENAMED = {"tkfac": "tkfac-per-sample", "tkfac-trace": "tkfac"}
 
 
 def read_learner(store: Store, version: int | None) -> tuple[dict[str, Tensor], dict[str, Any], str]:
@@ -24,7 +26,7 @@ def read_learner(store: Store, version: int | None) -> tuple[dict[str, Tensor], 
     """
     tensors, entry = store.load(version)
     found = entry.header.get("learner")
-    if found not in range(1, LEARNER_FORMAT + 1):
+    if not isinstance(found, int) or not 1 <= found <= LEARNER_FORMAT:
         raise CheckpointError(
             f"{store.directory} holds learner format {found!r}; this version reads up to {LEARNER_FORMAT}."
         )
@@ -33,7 +35,12 @@ def read_learner(store: Store, version: int | None) -> tuple[dict[str, Tensor], 
             f"{store.directory} was learned by {entry.header['custom']!r}, a method of your own, in a version before "
             "0.1.0 that did not save its settings; it cannot be loaded."
         )
-    return tensors, copy.deepcopy(entry.header), entry.sha256
+    header = copy.deepcopy(entry.header)
+    if found < LEARNER_FORMAT:
+        settings = header["recipe"] if found == 1 else header["recipe"]["method"]
+        if settings.get("curvature") in _RENAMED:
+            settings["curvature"] = _RENAMED[settings["curvature"]]
+    return tensors, header, entry.sha256
 
 
 def check_current(store: Store, sha256: str | None) -> None:

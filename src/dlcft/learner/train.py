@@ -175,7 +175,8 @@ class Run:
         generator = self.streams(f"step {done}")
         original = to_device(data.samples.fetch(indices), self.device, dtype=data.dtype)
         x = task.augment(original, generator)
-        batch = Batch(x, original, data.y[indices].to(self.device), self.position.epoch, generator)
+        last = done >= self.steps - self.epoch_steps
+        batch = Batch(x, original, data.y[indices].to(self.device), self.position.epoch, generator, last)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.amp):
             return self.method.objective(task, batch), batch
 

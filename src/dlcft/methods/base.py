@@ -59,6 +59,7 @@ class Batch:
         y: label indices.
         epoch: how often the data was seen before.
         generator: the random stream of this step.
+        last: whether it is of the last pass over the data.
     """
 
     x: Input
@@ -66,6 +67,7 @@ class Batch:
     y: Tensor
     epoch: int
     generator: torch.Generator
+    last: bool = False
 
 
 @dataclass(frozen=True, eq=False)

@@ -27,9 +27,11 @@ class Replay(Method):
     """Replay past samples by their labels (ER), by their stored logits (DER), or both (DER++).
 
     Args:
-        buffer: how many past samples are kept. They are offered in the first epoch, or in each where logits are stored,
-            so that these come from the whole training (as in DER's own code).
-        replay_logits: DER's α: weight of the squared distance to the stored logits.
+        buffer: how many past samples are kept. They are offered in the first epoch, or, where logits are stored, in the
+            last, when the outputs know the task. (DER's own code offers them in every epoch.)
+        replay_logits: DER's α: weight of the squared distance to the stored logits, summed over a sample's outputs, so
+            that it stays the same while the head grows. (DER's own code takes the mean over all outputs that will ever
+            be; with 10 of them, its 0.3 is 0.03 here.)
         replay_labels: weight of the loss on replayed labels (ER: 1; DER++: β).
         replay_batch: samples replayed a step.
     """
@@ -67,24 +69,23 @@ class Replay(Method):
         return [task.head, *self.kept.heads]
 
     def _distance(self, task: Task, generator: torch.Generator) -> Tensor:
-        """Mean squared distance to the stored logits; outputs that came later were zero then, as new rows are.
+        """The squared distance to the stored logits, mean over samples; later outputs were zero then, as new rows are.
 
         Were they left out, nothing would keep them from answering for old samples.
         """
         drawn = self.kept.sample(self.replay_batch, generator)
-        total, entries = torch.zeros((), device=drawn.y.device), 0
+        total = torch.zeros((), device=drawn.y.device)
         for head, part in drawn.by_head():
             outputs = task.model(task.augment(part.x, generator), head)
             target = torch.zeros_like(outputs)
             width = min(target.shape[1], part.logits.shape[1])
             target[:, :width] = part.logits[:, :width]
             total = total + (outputs - target).square().sum()
-            entries += outputs.numel()
-        return total / entries
+        return total / len(drawn.y)
 
     def observe(self, task: Task, batch: Batch) -> None:
         """Offer the batch to the reservoir."""
-        if batch.epoch == 0 or self.replay_logits:
+        if batch.last if self.replay_logits else batch.epoch == 0:
             logits = self._outputs if self.replay_logits else None
             self.kept.add(batch.original, batch.y, logits, head=task.head, generator=batch.generator)
 

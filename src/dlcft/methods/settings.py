@@ -220,9 +220,9 @@ class Start:
         start_optimizer: of that training: "sgd" or "adam".
         start_lr: its learning rate.
         start_schedule: see `Training`.
-        start_epochs: passes over the first task.
-        start_steps: see `Training`.
-        start_batch_size: samples a step.
+        start_epochs: passes over the first task; None for twice those of later tasks (the authors), 20 in closed form.
+        start_steps: see `Training`; None for twice those of later tasks, if these are counted in steps.
+        start_batch_size: samples a step; None for as many as in later tasks, 32 in closed form.
         start_clip: largest norm of a step's gradient, or None.
     """
 
@@ -230,26 +230,28 @@ class Start:
     start_optimizer: str = setting("sgd", among=("adam", "sgd"))
     start_lr: float = setting(1e-2, above=0)
     start_schedule: str = setting("linear", among=SCHEDULES)
-    start_epochs: int = setting(20, least=1)
+    start_epochs: int | None = setting(None, kind=int, optional=True, least=1)
     start_steps: int | None = setting(None, kind=int, optional=True, least=1)
-    start_batch_size: int = setting(32, least=1)
+    start_batch_size: int | None = setting(None, kind=int, optional=True, least=1)
     start_clip: float | None = setting(1.0, optional=True, above=0)
 
     def __post_init__(self) -> None:
         """Check the settings."""
         check_settings(self)
 
-    def training(self, augment: str) -> Training:
-        """How the plain network is trained on the first task."""
+    def training(self, later: Reading) -> Training:
+        """How the plain network is trained on the first task, given how later ones are learned."""
+        usual = later if isinstance(later, Training) else Training(epochs=10)
+        doubled = None if usual.steps is None or self.start_epochs is not None else 2 * usual.steps
         return Training(
             optimizer=self.start_optimizer,
             lr=self.start_lr,
             schedule=self.start_schedule,
-            epochs=self.start_epochs,
-            steps=self.start_steps,
-            batch_size=self.start_batch_size,
+            epochs=self.start_epochs or 2 * usual.epochs,
+            steps=self.start_steps or doubled,
+            batch_size=self.start_batch_size or usual.batch_size,
             clip=self.start_clip,
-            augment=augment,
+            augment=later.augment,
         )
 
 

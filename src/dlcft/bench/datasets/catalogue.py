@@ -120,9 +120,10 @@ def load(name: str | Path, path: str | Path | None = None, *, download: bool = F
 
     Args:
         name: one of `NAMES`, or a path.
-        path: the folder that has the official files, or the folder, archive or .npz file itself; its kind is
-            detected if `name` is unknown. By default `~/.cache/dlcft/data/<name>`, or, if that variable is set, the
-            folder `<name>` in `DLCFT_DATA`, or `DLCFT_DATA` itself. "digits", which a dependency carries, has no path.
+        path: the folder that has the official files, or the folder, archive or .npz file itself, or a folder of several
+            data sets, each in a folder of its name; its kind is detected if `name` is unknown. By default
+            `~/.cache/dlcft/data/<name>`, or, if that variable is set, the folder `<name>` in `DLCFT_DATA`, or
+            `DLCFT_DATA` itself. "digits", which a dependency carries, has no path.
         download: whether to fetch missing files.
 
     Example:
@@ -146,6 +147,8 @@ def _named(name: str, given: Path | None, download: bool) -> Parts:
     if given is None and not entry.files:
         raise ValueError(f"the data set {name!r} has no place of its own; give a path, load({name!r}, path).")
     root = Path(os.environ.get("DLCFT_DATA") or "~/.cache/dlcft/data").expanduser()
+    if given is not None and (given / name).is_dir():
+        given = given / name
     path = given or root / name
     try:
         return entry.read(path)

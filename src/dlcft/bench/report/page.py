@@ -44,9 +44,17 @@ def to_html(
         losses=LOSS_COLOURS,
         markers=MARKERS,
         anchors={row: f"s{n}-{place}" for n, rows in enumerate(found, 1) for place, row in enumerate(rows)},
-        artefacts=[_artefact(one, f"a{place}", places) for place, one in enumerate(artefacts, 1)],
+        artefacts=[
+            *(_claims(table, f"c{place}") for place, table in enumerate(tables.claims_tables(artefacts, sections), 1)),
+            *(_artefact(one, f"a{place}", places) for place, one in enumerate(artefacts, 1)),
+        ],
         sections=[_section(rows, f"s{place}", places) for place, rows in enumerate(found, 1)],
     )
+
+
+def _claims(table: tables.Table, identity: str) -> dict[str, Any]:
+    """A table without figures."""
+    return {"id": identity, "name": "claims", "table": table, "figures": [], "traced": False, "legend": []}
 
 
 def _artefact(one: Reported, identity: str, places: Places) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from dlcft.bench import paper
 from dlcft.bench.choices import SCALES
 from dlcft.bench.experiment import Result
 from dlcft.bench.paper import ARTEFACTS
-from dlcft.bench.report import summary
+from dlcft.bench.report import claims, summary
 from dlcft.bench.report.summary import CURVES, SMALL_DISTANCE, Points, Row, Spread, settings_text
 from dlcft.bench.spectrum import Trace
 
@@ -23,6 +23,9 @@ TRACED = ("train_loss", "test_loss", "eigenvalue")
 
 _APART = f"are less than {100 * SMALL_DISTANCE:.0f} points apart."
 NOTES = {  # by the column that they are about, or else by a name
+    "claims": "Points: the difference that a claim is about, mean over the seeds that all of its rows have, with its "
+    f"standard error over seeds. Holds: above zero by more than {claims.ERRORS} standard errors, or at its bound; "
+    "level: within them.",
     "accuracy": "Accuracy in percent after the last task, mean ± standard deviation over seeds.",
     "shares": "Recovered: (method − None)/(Joint − None), None and Joint of the same model and loss; "
     f"mixed: with the nonlinear None, as in the paper. Left out where these two {_APART}",
@@ -45,6 +48,7 @@ class Entry:
 
     cell: paper.Cell
     row: Row | None
+    compared: bool = False  # whether its difference from the paper's number says anything
 
     @property
     def tuned(self) -> bool:
@@ -68,7 +72,9 @@ class Entry:
     @property
     def difference(self) -> float | None:
         """Ours minus the paper's, in points."""
-        return None if self.ours is None or self.cell.paper is None else self.ours.mean - self.cell.paper
+        if not self.compared or self.ours is None or self.cell.paper is None:
+            return None
+        return self.ours.mean - self.cell.paper
 
     @property
     def recovered(self) -> tuple[float | None, float | None]:
@@ -147,11 +153,16 @@ def reported(rows: Sequence[Row], traces: Sequence[Trace] = ()) -> list[Reported
         ours = [one for one in traces if replace(one.spectrum, seed=0) in spectra]
         for name, artefact in ARTEFACTS.items():
             entries, notes = [], [STAND_IN] * (scale == "smoke")
+            there = paper.cells_at(name, scale)
             for cell in artefact.cells:
-                shown = replace(cell, paper=None) if scale == "smoke" else cell  # digits compare with nothing
-                entries.append(Entry(shown, known.get((cell.row, streams.get(cell.stream, "")))))
+                shown = paper.titled(cell, scale)
                 if cell.stream not in streams:
-                    notes.append(f"{cell.column} is empty: {size.missing[cell.stream]}")
+                    notes.append(f"{shown.column} is empty: {size.missing[cell.stream]}")
+                elif cell not in there:
+                    continue
+                shown = replace(shown, paper=None) if scale == "smoke" else shown  # digits compare with nothing
+                behind = known.get((cell.row, streams.get(cell.stream, "")))
+                entries.append(Entry(shown, behind, compared=scale == "paper"))
             belonging = ours if name == "vanishing-curvature" else []
             if belonging or any(entry.row is not None for entry in entries):
                 found.append(Reported(name, scale, entries, belonging, list(dict.fromkeys(notes))))
@@ -312,6 +323,44 @@ def _figures(row: Row) -> dict[str, Cell]:
         "state, MB": _spread(row.state_bytes, 1e-6, deviation=False),
         "peak, MB": _number(row.peak_bytes, 1e-6, 0),
     }
+
+
+CLAIMED = "The paper's claims"
+
+
+def claims_tables(artefacts: Iterable[Reported], sections: Iterable[Sequence[Row]]) -> list[Table]:
+    """The claims at each scale that has artefacts."""
+    rows, scales = [row for section in sections for row in section], dict[str, list[Trace]]()
+    for one in artefacts:
+        scales.setdefault(one.scale, []).extend(one.traces)
+    found = [_claims_table(rows, traces, scale) for scale, traces in scales.items() if scale != "smoke"]
+    return [table for table in found if table.lines]
+
+
+def _claims_table(rows: Sequence[Row], traces: Sequence[Trace], scale: str) -> Table:
+    """Every claim that the results of a scale can be held against."""
+    streams = {summary.stream_of(experiment): name for name, experiment in SCALES[scale].streams.items()}
+    known: dict[str, dict[str, Sequence[Result]]] = {}
+    for row in sorted(rows, key=lambda row: (row.results[0].tuned, len(row.results))):
+        stream, name = streams.get(summary.stream_of(row.experiment)), row.results[0].row
+        if stream is not None and name is not None:
+            known.setdefault(stream, {})[name] = row.results
+    found = [claims.judged(claim, known.get(claim.stream, {})) for claim in claims.CLAIMS]
+    lines = [_claim_line(one, scale) for one in found if one is not None]
+    for trace in traces:
+        left = 100 * claims.share_left(trace)
+        name = f"e: eigenvalue of {network_name(trace)}, {trace.spectrum.loss}, in the end, percent of its height"
+        lines.append(Line(name, [_number(left, 1, 0), Cell(MISSING), Cell("1", 1), Cell(MISSING)]))
+    head = ["points", "standard error", "seeds", "verdict"]
+    return Table(f"{CLAIMED} (scale {scale})", head, lines, [NOTES["claims"]])
+
+
+def _claim_line(one: claims.Judged, scale: str) -> Line:
+    claim = one.claim
+    stream = paper.titled(paper.Cell("", f"{{{claim.stream}}}", claim.stream, "", "acc"), scale).column
+    scenario = SCALES[scale].streams[claim.stream].scenario
+    figures = [Cell(number(one.mean, sign=True), one.mean), _number(one.error), _number(len(one.values), 1, 0)]
+    return Line(f"{claim.letter}: {scenario}, {stream}: {claim.text}", [*figures, Cell(one.verdict)])
 
 
 def contents(results: Iterable[Result], traces: Sequence[Trace]) -> tuple[list[Reported], list[list[Row]]]:

@@ -63,7 +63,8 @@ def to_csv(results: Iterable[Result], *, traces: Sequence[Trace] = ()) -> str:
 
 def _every_table(results: Iterable[Result], traces: Sequence[Trace]) -> list[Table]:
     artefacts, sections = tables.contents(results, traces)
-    return [*map(tables.artefact_table, artefacts), *map(tables.section_table, sections)]
+    claimed = tables.claims_tables(artefacts, sections)
+    return [*claimed, *map(tables.artefact_table, artefacts), *map(tables.section_table, sections)]
 
 
 def _markdown_table(table: Table) -> str:
