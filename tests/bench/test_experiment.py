@@ -15,7 +15,7 @@ from dlcft.backbones import ResNet18
 from dlcft.bench import experiment as module
 from dlcft.bench.datasets import load
 from dlcft.bench.events import append_event
-from dlcft.bench.experiment import Experiment, Result, make_stream, run
+from dlcft.bench.experiment import RESULT_FORMAT, Experiment, Result, make_stream, run
 from dlcft.bench.metrics import NEIGHBOURS, Examiner, evenly, nearest_neighbours
 from dlcft.bench.report import to_html
 from dlcft.learner.learner import Learner
@@ -115,12 +115,15 @@ def test_a_result_notes_its_row(tmp_path):
 
 
 @pytest.mark.parametrize("scenario", ["data-il", "task-il", "class-il"])
-@pytest.mark.parametrize(("method", "joint"), [("none", False), ("none", True), ("ranpac", False)])
+@pytest.mark.parametrize(
+    ("method", "joint"), [("none", False), ("none", True), ("none-linear", True), ("ranpac", False)]
+)
 def test_shapes(method, joint, scenario, tmp_path):
     settings = {"random_features": 32} if method == "ranpac" else {}
     result = compute(small(method, scenario=scenario, joint=joint, settings=settings), tmp_path)
     shared = scenario == "data-il"
-    assert len(result.history) == (1 if joint else 2)
+    two_rounds = method == "none-linear" and scenario != "class-il"
+    assert len(result.history) == (1 if joint and not two_rounds else 2)
     assert len(result.history[-1]["accuracy"]) == (1 if shared else 2)
     assert result.curve[-1] == (len(result.history), pytest.approx(result.accuracy))
     assert (result.matrix is None) == (joint or shared)
@@ -130,6 +133,136 @@ def test_shapes(method, joint, scenario, tmp_path):
     assert (result.converged is None) == (method == "ranpac")
     assert result.state_bytes > 0
     assert result.environment["backbone"]
+
+
+def test_how_often_a_learner_learns():
+    for scenario in ("data-il", "task-il", "class-il"):
+        base = replace(SMALL, scenario=scenario, tasks=3, classes=6)
+        auto = 1 if scenario == "class-il" else 2
+        counts = {"none": 1, "ridge": 1, "none-linear": auto, "dlcft-paper": auto, "dlcft": auto}
+        for method, count in counts.items():
+            assert replace(base, method=method, joint=True).rounds == count, (scenario, method)
+            assert replace(base, method=method).rounds == 3
+            assert replace(base, method=method, first=2).rounds == 2
+        linear = replace(base, method="none-linear", joint=True)
+        assert replace(linear, settings={"start": "pretrained"}).rounds == 1
+        assert replace(linear, settings={"start": "first-task"}).rounds == 2
+
+
+@pytest.mark.parametrize("scenario", ["data-il", "task-il"])
+def test_joint_training_of_a_linearised_network_starts_from_the_first_task(scenario, tmp_path):
+    changes = {"scenario": scenario, "tasks": 3, "classes": 6, "joint": True, "evaluate_every": 1, "knn": 1}
+    experiment, lines = small("none-linear", **changes), []
+    result = run(experiment, tmp_path, report=lines.append)
+    first, last = result.history
+    stream = make_stream(experiment, load("digits"))
+    assert [entry["samples"] for entry in result.history] == [12, 36]
+    assert first["heads"] == ([stream.tasks[0].head] if scenario == "task-il" else ["main"])
+    assert last["heads"] == ([task.head for task in stream.tasks] if scenario == "task-il" else ["main"])
+    # the last round alone is tested
+    assert first["accuracy"] is None
+    assert "knn" not in first
+    assert 0 < last["knn"] <= 1
+    assert result.curve == [(2, pytest.approx(result.accuracy))]
+    assert len(lines) == 1
+    assert "task 2 of 2" in lines[0]
+    # by hand: the first task trains the plain network, everything together the linearised one
+    backbone = module.load_backbone("shipped")
+    preprocess = replace(backbone.preprocess, size=(8, 8))
+    learner = Learner(backbone.module, "none-linear", scenario=scenario, preprocess=preprocess, **TRAINED)
+    learner.learn(stream.tasks[0].train, head=stream.tasks[0].head, progress=False)
+    start = learner.trained_backbone.state_dict()
+    assert any(not torch.equal(start[name], t) for name, t in backbone.module.state_dict().items())
+    if scenario == "task-il":
+        learner.learn_jointly({task.head: task.train for task in stream.tasks}, progress=False)
+    else:
+        x, y = (torch.cat([task.train[place] for task in stream.tasks]) for place in (0, 1))
+        learner.learn((x, y), progress=False)
+    assert all(torch.equal(start[name], t) for name, t in learner.trained_backbone.state_dict().items())
+    assert [entry["loss"] for entry in result.history] == [pytest.approx(record.loss) for record in learner.history]
+    assert [len(entry["loss"]) for entry in result.history] == [2 * TRAINED["epochs"], TRAINED["epochs"]]
+    tested = stream.tasks[:1] if scenario == "data-il" else stream.tasks
+    assert last["accuracy"] == [learner.evaluate(task.test, head=task.head)["accuracy"] for task in tested]
+
+
+def test_joint_training_killed_between_its_rounds(tmp_path, monkeypatch):
+    experiment = small("none-linear", joint=True)
+    expected = compute(experiment, tmp_path / "whole")
+    learn, calls = Learner.learn, []
+
+    def dies(self, *args, **kwargs):
+        calls.append(self.tasks)
+        if len(calls) == 2:
+            raise Killed
+        return learn(self, *args, **kwargs)
+
+    monkeypatch.setattr(Learner, "learn", dies)
+    with pytest.raises(Killed):
+        compute(experiment, tmp_path / "killed")
+    assert figures(compute(experiment, tmp_path / "killed")) == figures(expected)
+    assert calls == [0, 1, 1], "the first task was not learned again"
+
+
+@pytest.mark.parametrize(
+    ("method", "augment", "expected"),
+    [
+        ("none", "none", False),
+        ("none", "flip", True),
+        ("none", "crop1+flip", True),
+        ("none", "crop1", False),
+        ("ridge", "flip", True),
+    ],
+)
+def test_mirror_images_are_tested_where_they_are_learned(method, augment, expected, tmp_path, monkeypatch):
+    made = []
+    monkeypatch.setattr(
+        module, "Examiner", lambda *words, **options: made.append(Examiner(*words, **options)) or made[-1]
+    )
+    faster = {} if method == "ridge" else {"lr": 0.01}
+    result = compute(small(method, settings={"augment": augment, **faster}), tmp_path)
+    (examiner,) = made
+    assert examiner.mirrored is expected
+    # and these are the numbers of the result
+    plain = Examiner(examiner.learner, examiner.stream, mirrored=False)
+    both = Examiner(examiner.learner, examiner.stream, mirrored=True)
+    assert result.history[-1]["accuracy"] == (both if expected else plain).accuracies(2)
+    assert (plain.accuracies(2) != both.accuracies(2)) == (method == "none"), "here it makes a difference"
+
+
+def curves(*losses):
+    """A result with these losses after the epochs of each task."""
+    history = [{"loss": list(loss), "accuracy": [0.5]} for loss in losses]
+    return Result(SMALL, history, 1.0, 1.0, 1, {}, {})
+
+
+def test_training_has_converged_when_the_last_epochs_hardly_lower_the_loss():
+    assert module.CONVERGED == 0.01
+    assert curves([10.0, 5.0, 4.91]).converged is True, "less than 1 % of the first epoch's loss"
+    assert curves([10.0, 5.0, 4.89]).converged is False
+    assert curves([10.0, 0.08, 0.01]).converged is True, "though it is most of what was left"
+    assert curves([10.0, 5.0, 5.5]).converged is True, "a rise is no fall"
+    # all tasks together: a fall of 0.15 in one of them is more than 0.1, and less than 0.2
+    assert curves([10.0, 5.0, 4.85]).converged is False
+    assert curves([10.0, 5.0, 4.85], [10.0, 5.0, 5.0]).converged is True
+    assert curves([10.0, 5.0, 4.85], [10.0, 5.0, 4.9]).converged is False
+    assert curves([10.0, 5.0, 4.85], [10.0, 5.0, 4.9], [10.0, 5.0, 5.1]).converged is True
+    # the first epoch's size counts, whatever its sign
+    assert curves([-10.0, -20.0, -20.05]).converged is True
+    assert curves([-10.0, -20.0, -20.15]).converged is False
+    assert curves([3.0], []).converged is None, "one epoch says nothing"
+    assert curves([3.0], [10.0, 5.0, 4.0]).converged is False
+
+
+@pytest.mark.parametrize("found", [1, 2, RESULT_FORMAT + 1])
+def test_a_result_of_another_format_is_refused(found, tmp_path):
+    compute(small("ridge"), tmp_path)
+    path = tmp_path / small("ridge").file
+    content = json.loads(path.read_text())
+    assert content["format"] == RESULT_FORMAT
+    path.write_text(json.dumps({**content, "format": found}))
+    for read in (lambda: Result.read(path), lambda: compute(small("ridge"), tmp_path)):
+        with pytest.raises(ValueError, match=rf"has result format {found}; this version reads {RESULT_FORMAT}\.$"):
+            read()
 
 
 def test_closed_form_in_turn_is_closed_form_at_once(tmp_path):
@@ -159,13 +292,64 @@ def test_only_some_evaluations_and_the_first_tasks(tmp_path):
     assert [number for number, _ in result.curve] == [2, 3]
 
 
-def test_validation_leaves_the_test_images_alone():
+def pixels(x):
+    """Each image as something that a set can hold."""
+    return [tuple(image.flatten().tolist()) for image in x]
+
+
+@pytest.mark.parametrize("scenario", ["data-il", "class-il"])
+def test_validation_leaves_the_test_images_alone(scenario):
+    """Without `per_class`, or where it leaves hardly any images, a share of those that would be learned."""
     images = load("digits")
-    plain, held = (make_stream(replace(SMALL, per_class=10, validate=flag), images) for flag in (False, True))
-    assert sum(len(task.train[1]) for task in plain.tasks) == 40
-    assert sum(len(task.train[1]) for task in held.tasks) == 32
-    every = {tuple(x.flatten().tolist()) for task in plain.tasks for x in task.train[0]}
-    assert all(tuple(x.flatten().tolist()) in every for x in held.tasks[0].test[0])
+    some = torch.arange(len(images.y_train)).split(200)[0]
+    few = replace(images, x_train=images.x_train[some], y_train=images.y_train[some])
+    most = int(few.y_train[few.y_train < 4].bincount().min())
+    for per_class in (None, most):
+        base = replace(SMALL, per_class=per_class, scenario=scenario)
+        plain, held = (make_stream(replace(base, validate=flag), few) for flag in (False, True))
+        every = [image for task in plain.tasks for image in pixels(task.train[0])]
+        learned = [image for task in held.tasks for image in pixels(task.train[0])]
+        tasks = held.tasks[:1] if held.shares_test else held.tasks
+        tested = [image for task in tasks for image in pixels(task.test[0])]
+        assert len(learned) + len(tested) == len(every)
+        assert len(tested) == pytest.approx(module.VALIDATION_SHARE * len(every), abs=2)
+        assert sorted(learned + tested) == sorted(every)
+        assert set(tested) & set(learned) == set()
+        assert set(tested) & set(pixels(images.x_test)) == set()
+
+
+@pytest.mark.parametrize("scenario", ["data-il", "class-il"])
+def test_validation_images_are_those_that_per_class_leaves_out(scenario):
+    images, base = load("digits"), replace(SMALL, per_class=10, scenario=scenario)
+    plain, held = (make_stream(replace(base, validate=flag), images) for flag in (False, True))
+    for one, other in zip(plain.tasks, held.tasks, strict=True):
+        assert torch.equal(one.train[0], other.train[0]), "as much is learned"
+        assert torch.equal(one.train[1], other.train[1])
+    learned = {image for task in held.tasks for image in pixels(task.train[0])}
+    tasks = held.tasks[:1] if held.shares_test else held.tasks
+    pairs = [pair for task in tasks for pair in zip(pixels(task.test[0]), task.test[1].tolist(), strict=True)]
+    tested = dict(pairs)
+    assert len(tested) == len(pairs)
+    assert len(learned) == 40
+    assert not learned & set(tested)
+    assert not set(tested) & set(pixels(images.x_test))
+    # by hand: every other training image of these classes, in the order of the data set
+    left = {}
+    for label in range(4):
+        own = pixels(images.x_train[images.y_train == label])
+        left |= dict.fromkeys(own[10:], label)
+    assert len(left) < module.VALIDATION_IMAGES
+    assert tested == left
+
+
+def test_there_are_only_so_many_validation_images(monkeypatch):
+    monkeypatch.setattr(module, "VALIDATION_IMAGES", 50)
+    images = load("digits")
+    (task,) = make_stream(replace(SMALL, tasks=1, per_class=10, validate=True), images).tasks
+    assert task.test[1].bincount().tolist() == [50 // 4] * 4
+    for label in range(4):
+        own = images.x_train[images.y_train == label]
+        assert torch.equal(task.test[0][task.test[1] == label], own[10 : 10 + 50 // 4])
 
 
 def test_the_probe_of_features(tmp_path):
@@ -203,6 +387,7 @@ def test_images_that_were_sized_as_they_were_read_stay_as_they_are():
     ("changes", "sentence"),
     [
         ({"scenario": "domain-il"}, "unknown scenario"),
+        ({"class_order": "name"}, "unknown class order 'name'"),
         ({"method": "ewk"}, "did you mean 'ewc'"),
         ({"method": "none", "settings": {"epoch": 1}}, "did you mean 'epochs'"),
         ({"tasks": 0}, "tasks is 0"),

@@ -4,10 +4,21 @@ import math
 
 import pytest
 import torch
+from torch import nn
 
-from dlcft.bench.metrics import backward_transfer, forgetting, largest_eigenvalue, nearest_neighbours
+from dlcft.bench.metrics import (
+    NEIGHBOURS,
+    Examiner,
+    backward_transfer,
+    forgetting,
+    largest_eigenvalue,
+    nearest_neighbours,
+)
+from dlcft.bench.streams import split_classes, split_data
 from dlcft.curvature.estimate import estimate
 from dlcft.curvature.losses import CrossEntropy, ScaledMSE
+from dlcft.learner.heads import HEAD
+from dlcft.learner.learner import Learner
 from dlcft.network.classifier import Classifier
 from dlcft.network.linearize import Linearized
 from tests.support.networks import build
@@ -41,6 +52,86 @@ def test_nearest_neighbours_against_brute_force():
     assert torch.equal(nearest_neighbours(features, labels, features, k=1), labels)
     with pytest.raises(ValueError, match="k is 51"):
         nearest_neighbours(features, labels, queries, k=51)
+
+
+def images(count, seed):
+    """Random images; the row of a bright stripe, on the left, says which of four labels it is."""
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.randint(0, 4, (count,), generator=generator)
+    x = torch.randn(count, 1, 4, 6, generator=generator)
+    for image, label in zip(x, y.tolist(), strict=True):
+        image[0, label, :3] += 1.0
+    return x, 7 + y
+
+
+def examined(method, scenario, *, mirrored, **settings):
+    """An examiner of a learner that has learned two tasks on a network which sees left and right."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(1, 3, 3), nn.Tanh(), nn.Flatten(), nn.Linear(24, 6))
+    data = images(60, 1), images(200, 2)
+    stream = split_data(*data, 2, 0) if scenario == "data-il" else split_classes(*data, 2, 0, scenario)
+    learner = Learner(network, method, scenario=scenario, device="cpu", **settings)
+    for task in stream.tasks:
+        learner.learn(task.train, head=task.head, progress=False)
+    return Examiner(learner, stream, mirrored=mirrored)
+
+
+def accuracy_by_hand(learner, task, views):
+    """Image by image, the label whose mean output over some views is the largest."""
+    head, right = task.head or HEAD, 0
+    learner.solve()
+    with torch.no_grad():
+        for image, label in zip(*task.test, strict=True):
+            outputs = [learner.model.eval()(view(image[None]), head)[0].double() for view in views]
+            mean = [sum(float(one[place]) for one in outputs) / len(views) for place in range(len(outputs[0]))]
+            right += learner.labels(head)[mean.index(max(mean))] == int(label)
+    return right / len(task.test[1])
+
+
+VIEWS = {"plain": [lambda x: x], "mirror": [lambda x: x.flip(-1)], "both": [lambda x: x, lambda x: x.flip(-1)]}
+TRAINED = {"epochs": 4, "batch_size": 8, "lr": 0.02}
+
+
+@pytest.mark.parametrize("scenario", ["data-il", "task-il", "class-il"])
+@pytest.mark.parametrize("method", ["none", "none-linear"])
+def test_accuracy_of_an_image_and_its_mirror_image(method, scenario):
+    examiner = examined(method, scenario, mirrored=True, augment="flip", **TRAINED)
+    tested = examiner.stream.tasks[: 1 if scenario == "data-il" else 2]
+    by_hand = {
+        name: [accuracy_by_hand(examiner.learner, task, views) for task in tested] for name, views in VIEWS.items()
+    }
+    assert examiner.accuracies(2) == pytest.approx(by_hand["both"], abs=1e-12)
+    assert Examiner(examiner.learner, examiner.stream).accuracies(2) == pytest.approx(by_hand["plain"], abs=1e-12)
+    assert by_hand["both"] not in (by_hand["plain"], by_hand["mirror"]), "here it makes a difference"
+
+
+def test_neighbours_of_an_image_and_its_mirror_image():
+    examiner = examined("none", "data-il", mirrored=True, augment="flip", **TRAINED)
+    learner, (everything,) = examiner.learner, examiner.stream.joint().tasks
+
+    def accuracy(views):
+        with torch.no_grad():
+            learned, asked = (
+                torch.stack([learner.model.eval().features(view(x)) for view in views]).mean(0)
+                for x in (everything.train[0], everything.test[0])
+            )
+        found = nearest_neighbours(learned, everything.train[1], asked, NEIGHBOURS)
+        return float((found == everything.test[1]).double().mean())
+
+    assert examiner.neighbours() == pytest.approx(accuracy(VIEWS["both"]), abs=1e-12)
+    assert Examiner(learner, examiner.stream).neighbours() == pytest.approx(accuracy(VIEWS["plain"]), abs=1e-12)
+    assert accuracy(VIEWS["both"]) != accuracy(VIEWS["plain"])
+
+
+@pytest.mark.parametrize("augment", ["none", "flip"])
+def test_closed_form_has_its_mirror_images_in_its_features(augment):
+    examiner = examined("ridge", "class-il", mirrored=augment == "flip", augment=augment)
+    by_hand = {
+        name: [accuracy_by_hand(examiner.learner, task, views) for task in examiner.stream.tasks]
+        for name, views in VIEWS.items()
+    }
+    assert examiner.accuracies(2) == pytest.approx(by_hand["plain"], abs=1e-12)
+    assert (by_hand["plain"] == by_hand["mirror"]) == (augment == "flip")
 
 
 def classifier(name, linear):

@@ -1,5 +1,6 @@
 """The report in a browser: it fits any width, fetches nothing, and its table sorts."""
 
+import re
 import shutil
 
 import pytest
@@ -36,7 +37,7 @@ def address(tmp_path_factory):
 def papers(tmp_path_factory):
     """Some rows of every artefact."""
     path = tmp_path_factory.mktemp("report") / "report.html"
-    results, traces = everything("mini", 1)
+    results, traces = everything("small", 1)
     some = [one for one in results if one.experiment.method in ("none", "ewc", "dlcft-paper", "ridge")]
     path.write_text(to_html(some, traces=traces))
     return path.as_uri()
@@ -96,22 +97,34 @@ def test_the_table_sorts_and_the_legend_singles_out(browser, address):
 def test_a_number_leads_to_what_is_behind_it(browser, papers):
     page = browser.new_page()
     page.goto(papers)
-    line = page.locator("#a1 tbody tr", has_text="EWC")
+    line = page.locator("#a1 tbody tr", has=page.locator("th[data-value='EWC']"))
     assert "78.88" in line.inner_text()
     link = line.locator("a").first
     target = page.locator(link.get_attribute("href"))
     assert not target.locator("pre").is_visible()
     link.click()
     target.locator("pre").wait_for(state="visible")
-    assert '"method": "ewc"' in target.locator("pre").inner_text()
+    behind = target.locator("pre").inner_text()
+    assert '"method": "ewc"' in behind
+    assert '"strength": 1.0' in behind, "not the row whose λ is tuned"
     page.close()
 
 
-def test_one_legend_for_the_curves_of_10_and_of_100_tasks(browser, papers):
+def test_claims_come_first(browser, papers):
+    page = browser.new_page()
+    page.goto(papers)
+    assert page.locator("h2").first.inner_text() == "The paper's claims (scale small)"
+    table = page.locator("#c1 table.figures")
+    assert table.locator("tbody tr").count() > 0
+    assert set(table.locator("tbody tr td:last-child").all_inner_texts()) == {"one seed", "–"}
+    page.close()
+
+
+def test_one_legend_for_the_curves_of_few_and_of_many_tasks(browser, papers):
     page = browser.new_page()
     page.goto(papers)
     section = page.locator("section", has=page.get_by_role("heading", name="accuracy after each task"))
-    section.locator(".legend button", has_text="EWC").click()
+    section.locator(".legend button", has_text=re.compile(r"^\s*EWC\s*$")).click()
     page.mouse.move(0, 0)
     dimmed = section.locator("figure").evaluate_all("all => all.map(one => one.querySelectorAll('.dim').length)")
     assert len(dimmed) == 2

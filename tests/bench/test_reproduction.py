@@ -46,7 +46,7 @@ def test_tuning_and_running_several_at_once(tmp_path, monkeypatch):
 
 
 def test_a_run_that_diverges_does_not_end_the_others(tmp_path):
-    wild, calm = (one for one in experiments("data-il", "smoke", only=["None", "ridge"]) if "10 " in one.cell.column)
+    wild, calm = (one for one in experiments("data-il", "smoke", only=["None", "ridge"]) if one.cell.stream == "data")
     wild, calm = (wild, calm) if wild.cell.label == "None" else (calm, wild)
     settings = {**wild.experiment.settings, "lr": 1e30, "batch_size": 4}
     wild = replace(wild, experiment=replace(wild.experiment, settings=settings))
@@ -79,7 +79,7 @@ def test_what_diverges_on_the_whole_stream_is_lowered(tmp_path, monkeypatch):
     assert "strength=1.0" in lines[0]
     assert noted(kinds, tmp_path) == {name: {"lr": 1e-3, "strength": 1e30}, **less}
     (planned,) = experiments("bwt", "smoke", tuned=noted(kinds, tmp_path), only=["EWC"])
-    assert planned.experiment.settings["strength"] == 1.0
+    assert planned.experiment.recipe.settings["strength"] == 1.0
     assert json.loads(path.read_text())["diverged"] == [{"strength": 1e30, "tasks": 2}]
     assert runs.lower({}, failures) == {}, "nothing was tuned"
     # and again, until nothing smaller is left
@@ -102,12 +102,27 @@ def test_seconds_are_counted_up():
     assert seconds(ridge, RATES) == pytest.approx(100 * 0.1 + 4 * 5 + 4 * 2 + 4 * 5.99)
     trained = replace(ridge, method="ewc", settings={"epochs": 3}, evaluate_every=2, knn=1)
     assert seconds(trained, RATES) == pytest.approx(100 * 3.1 + 4 * 5 + 2 * 2 + 2 * 5.99 + 6.99)
+    # the first task twice as long: a fourth of the images is seen three times more
+    twice = replace(trained, settings={"epochs": 3, "first_times": 2})
+    assert seconds(twice, RATES) == pytest.approx(seconds(trained, RATES) + 25 * 3)
+    # steps in place of epochs, whatever the number of images
+    steps = replace(trained, settings={"epochs": 3, "steps": 20, "batch_size": 16})
+    assert seconds(steps, RATES) == pytest.approx(seconds(trained, RATES) - 300 + 4 * 20 * 16)
+    both = replace(steps, settings={**steps.settings, "first_times": 2})
+    assert seconds(both, RATES) == pytest.approx(seconds(steps, RATES) + 20 * 16)
     joint = replace(ridge, method="none", joint=True, settings={"epochs": 3})
     assert seconds(joint, RATES) == pytest.approx(100 * 3.1 + 5 + 2 + 5.99)
     classes = replace(ridge, scenario="class-il", tasks=5)
     assert seconds(classes, RATES) == pytest.approx(100 * 0.1 + 5 * 5 + 5 * 2 + 3 * 5.99)
+    # validation: by the 1098 images that are left out, or where hardly any are, by a fifth of those that are not
     first = replace(ridge, first=2, validate=True)
-    assert seconds(first, RATES) == pytest.approx(40 * 0.1 + 2 * 5 + 2 * 2 + 2 * 0.2)
+    assert seconds(first, RATES) == pytest.approx(50 * 0.1 + 2 * 5 + 2 * 2 + 2 * 10.98)
+    few = replace(first, per_class=100)
+    assert seconds(few, RATES) == pytest.approx(400 * 0.1 + 2 * 5 + 2 * 2 + 2 * 2.00)
+    every = replace(first, per_class=None)
+    assert seconds(every, RATES) == pytest.approx(479 * 0.1 + 2 * 5 + 2 * 2 + 2 * 2.40)
+    large = replace(first, dataset="seq-cifar10", per_class=50)
+    assert seconds(large, RATES) == pytest.approx(250 * 0.1 + 2 * 5 + 2 * 2 + 2 * 20.00), "2000 at most"
     with pytest.raises(ValueError, match="size of 'npz'"):
         seconds(replace(ridge, dataset="npz"), RATES)
 

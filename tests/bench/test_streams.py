@@ -1,8 +1,12 @@
 """Streams cover the data once, in the proportions promised, and depend on their seed alone."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from dlcft.bench.datasets import load
+from dlcft.bench.experiment import Experiment, make_stream
 from dlcft.bench.streams import split_classes, split_data, validation_part
 
 Y = torch.arange(60) % 6
@@ -37,6 +41,36 @@ def test_classes_are_split(scenario):
     assert [task.head for task in stream.tasks] == (
         ["task-0", "task-1", "task-2"] if scenario == "task-il" else [None] * 3
     )
+
+
+@pytest.mark.parametrize("scenario", ["task-il", "class-il"])
+def test_classes_in_the_order_of_labels(scenario):
+    plain = Experiment(dataset="digits", scenario=scenario, tasks=3, classes=6, per_class=4)
+    images = load("digits")
+
+    def groups(**changes):
+        stream = make_stream(replace(plain, **changes), images)
+        for task in stream.tasks:
+            assert set(task.test[1].tolist()) == set(task.train[1].tolist())
+            assert len(task.train[1]) == 8
+        return [sorted(set(task.train[1].tolist())) for task in stream.tasks]
+
+    for seed in range(3):
+        assert groups(class_order="labels", seed=seed) == [[0, 1], [2, 3], [4, 5]], "whatever the seed"
+    by_seed = [groups(seed=seed) for seed in range(3)]
+    assert [groups(class_order="random", seed=seed) for seed in range(3)] == by_seed
+    assert by_seed[0] != by_seed[1] != by_seed[2]
+    stream = split_classes(TRAIN, TEST, 3, None, scenario)
+    assert [set(task.train[1].tolist()) for task in stream.tasks] == [{0, 1}, {2, 3}, {4, 5}]
+    with pytest.raises(ValueError, match="unknown class order 'label'; did you mean 'labels'"):
+        replace(plain, class_order="label")
+
+
+def test_the_order_of_classes_does_not_touch_data_il():
+    plain, images = Experiment(dataset="digits", tasks=3, classes=6, per_class=4, seed=2), load("digits")
+    random, labels = (make_stream(replace(plain, class_order=order), images) for order in ("random", "labels"))
+    for one, other in zip(random.tasks, labels.tasks, strict=True):
+        assert torch.equal(one.train[0], other.train[0])
 
 
 def test_the_seed_decides():

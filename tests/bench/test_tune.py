@@ -6,9 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from dlcft.bench.choices import CHOICES, SCALES
 from dlcft.bench.experiment import Result, run
 from dlcft.bench.paper import experiments, variant
-from dlcft.bench.tune import FOLDER, chosen_file, grid_of, read_chosen, trial, tune, tunings
+from dlcft.bench.tune import FOLDER, LEARNING_RATES, TUNING, chosen_file, grid_of, read_chosen, trial, tune, tunings
 from dlcft.methods.recipes import RECIPES
 
 
@@ -21,12 +22,28 @@ def test_a_choice_that_changes_nothing_changes_no_name():
     assert trial(plain.experiment, same[variant(plain.experiment)]) == trial(plain.experiment, {})
 
 
+def test_what_is_tried():
+    assert set(TUNING) == {"der", "derpp"}, "λ of LwF, EWC, MAS and OSLA is fixed at 1"
+    for planned in experiments("task-class-il", "small", seeds=1):
+        experiment, grid = planned.experiment, grid_of(planned.experiment)
+        if experiment.recipe.closed_form:
+            assert grid == {}
+            continue
+        assert list(grid) == ["lr", *(["replay_logits"] if experiment.method in TUNING else [])]
+        assert grid["lr"] == LEARNING_RATES[experiment.recipe.settings["optimizer"]]
+        assert RECIPES[experiment.method].settings["lr"] == grid["lr"][0], "the paper's stands first"
+        if experiment.method in TUNING:
+            values = grid["replay_logits"]
+            assert len(values) == len(set(values)) == 4
+            assert values[0] == CHOICES["der"].value[experiment.method]["replay_logits"]
+
+
 def test_tuning(tmp_path, monkeypatch):
     (planned,) = (
-        one for one in experiments("data-il", "smoke") if one.cell.label == "EWC" and "10 " in one.cell.column
+        one for one in experiments("data-il", "smoke") if one.cell.label == "EWC" and one.cell.stream == "data"
     )
     grid = grid_of(planned.experiment)
-    assert [len(values) for values in grid.values()] == [3, 4]
+    assert {name: len(values) for name, values in grid.items()} == {"lr": 3}, "λ is the authors' 1"
     assert RECIPES["ewc"].settings["lr"] in grid["lr"]
     ran = []
     monkeypatch.setattr("dlcft.bench.tune.run", lambda *words, **options: ran.append(words) or run(*words, **options))
@@ -68,7 +85,7 @@ def test_the_learning_rate_is_sought_beyond_its_grid(tmp_path, monkeypatch, best
 
 
 def test_what_is_tuned():
-    found = tunings("data-il", "mini")
+    found = tunings("data-il", "small")
     assert not any(planned.cell.label in ("ridge", "RanPAC", "dlcft-exact") for planned in found.values())
     assert {planned.cell.label for planned in found.values()} >= {
         "LwF",
@@ -79,12 +96,14 @@ def test_what_is_tuned():
         "Joint",
     }
     assert len({variant(planned.experiment) for planned in found.values()}) == len(found)
-    assert {planned.experiment.tasks for planned in found.values()} == {10}, "what is chosen there serves 100 tasks too"
+    assert not any(planned.cell.label.endswith("λ tuned") for planned in found.values()), "tuned with λ = 1"
+    few, many = (SCALES["small"].streams[stream].tasks for stream in ("data", "long"))
+    assert {planned.experiment.tasks for planned in found.values()} == {few}, f"what is chosen there serves {many} too"
     # what is asked for does not change how it is tuned
-    kfac = tunings("ablation", "mini", ["DLCFT (K-FAC)"])
+    kfac = tunings("ablation", "small", ["DLCFT (K-FAC)"])
     assert {planned.cell.label for planned in kfac.values()} == {"DLCFT (TK-FAC)"}
     assert all(found[name] == planned for name, planned in kfac.items() if name in found)
-    both = tunings("task-class-il", "mini")
+    both = tunings("task-class-il", "small")
     assert {planned.cell.label: planned.experiment.scenario for planned in both.values()}.items() >= {
         ("ER", "class-il"),
         ("DLCFT (TK-FAC)", "class-il"),

@@ -1,14 +1,18 @@
 """Commands on streams of tasks and on backbones, as a person gives them."""
 
 import json
+from typing import get_args, get_type_hints
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from dlcft.backbones import ResNet18, load_backbone
+from dlcft.bench.choices import CHOICES, SCALES
 from dlcft.bench.experiment import Result
+from dlcft.bench.paper import ARTEFACTS
 from dlcft.cli import main
+from dlcft.cli.paper import reproduce
 
 TINY = ["--data", "digits", "--size", "8", "--width", "2", "--epochs", "1"]
 SMALL = ["--classes", "4", "--per-class", "6", "--size", "8", "--method", "ridge"]
@@ -69,3 +73,16 @@ def test_lists_are_the_same_as_json(told, what):
     names = json.loads(told("list", what, "--json"))
     assert names
     assert told("list", what).splitlines() == names
+
+
+def test_choices_are_listed_with_their_origin(told):
+    lines = told("list", "choices").splitlines()
+    assert len(lines) == len(CHOICES)
+    for line, (name, choice) in zip(lines, CHOICES.items(), strict=True):
+        assert line == f"{name} ({choice.origin}): {choice.value}. {choice.reason}"
+
+
+def test_every_artefact_and_scale_has_its_word():
+    hints = get_type_hints(reproduce)
+    assert get_args(hints["artefact"]) == (*ARTEFACTS, "all")
+    assert get_args(hints["scale"]) == tuple(SCALES)

@@ -45,6 +45,8 @@ def test_every_command_is_listed_in_our_order():
         (["run", "--cluster", "timeout_min=3"], "'timeout_min' is for an executor"),
         (["run", "--jobs", "0"], "jobs is 0"),
         (["list", "method"], 'Did you mean "methods"?'),
+        (["reproduce", "data-il", "--scale", "mini"], 'Choose from: "smoke", "small", "paper"'),
+        (["reproduce", "data-li"], 'Did you mean "data-il"?'),
         (["list"], "See dlcft list --help."),
         (["pretrain", "--data", "digits", "--save", "x.pth"], "a file whose name ends in .safetensors"),
         (["pretrain", "--data", "digits", "--save", "x.safetensors", "--convert", "no.pth"], "there is no such file"),

@@ -193,7 +193,14 @@ def test_a_careful_first_step_ends_where_the_objective_is_least(monkeypatch, opt
     data = blobs([0, 1, 2, 3], seed=0)
 
     def loss_after_one_step(lr, careful):
-        settings = {"schedule": "constant", "clip": None, "epochs": 1, "batch_size": 1000, "weight_decay": 0.0, "optimizer": optimizer}
+        settings = {
+            "schedule": "constant",
+            "clip": None,
+            "epochs": 1,
+            "batch_size": 1000,
+            "weight_decay": 0.0,
+            "optimizer": optimizer,
+        }
         learner = Learner(small_network().double(), "none-linear", lr=lr, careful=careful, **settings)
         learner.learn(data, progress=False)
         return learner.evaluate(data)["loss"]

@@ -321,7 +321,9 @@ def test_der_keeps_what_was_answered_and_new_outputs_at_zero():
     drawn = method.kept.sample(24, torch.Generator().manual_seed(0))
     outputs = learner.model(drawn.x, "main")
     target = torch.cat([drawn.logits, torch.zeros(24, 2)], 1)
-    expected = torch.nn.functional.cross_entropy(learner.model(x, "main"), y) + 0.3 * (outputs - target).square().sum(1).mean()
+    expected = (
+        torch.nn.functional.cross_entropy(learner.model(x, "main"), y) + 0.3 * (outputs - target).square().sum(1).mean()
+    )
     task = Task(learner.model, "main", learner.loss, [(x, y)], len(y), lambda x, _: x, learner._stream)
     found = method.objective(task, Batch(x, x, y, 0, torch.Generator().manual_seed(0)))
     assert drawn.logits.shape == (24, head.out_features)

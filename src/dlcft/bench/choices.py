@@ -198,7 +198,7 @@ def scale_settings(method: str, stream: str, scale: str, joint: bool) -> dict[st
         **value["der"].get(method, {}),
     }
     if joint:
-        counted, times = "steps" if scale in value["steps"] else "epochs", value["first_times"].get(scale, 1)
-        start = {f"start_{counted}": times * wanted[counted]}  # as long as where tasks come one after another
+        counted = "steps" if scale in value["steps"] else "epochs"
+        start = {f"start_{counted}": 2 * wanted[counted]}  # as long as where tasks come one after another, see `Start`
         wanted |= {counted: value["joint"][scale], "first_times": None, **start}
     return {name: v for name, v in wanted.items() if v is not None and name in known and known[name] != v}

@@ -284,6 +284,9 @@ def cells(
     count = SCALES[scale].seeds if seeds is None else seeds
     if count < 1:
         raise ValueError(f"seeds is {count}; it must be at least 1.")
+    only_at = () if artefact == "all" else ARTEFACTS[artefact].scales
+    if only_at and scale not in only_at:
+        raise ValueError(f"{artefact!r} is not at scale {scale!r}; it is at {', '.join(map(repr, only_at))}.")
     planned = []
     for name, seed in itertools.product(ARTEFACTS if artefact == "all" else [artefact], range(count)):
         planned += _spectra(name, scale, seed) if name == "vanishing-curvature" else []

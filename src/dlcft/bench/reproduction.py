@@ -18,6 +18,7 @@ from dlcft.bench.paper import Planned, of_length, variant
 from dlcft.bench.spectrum import MLP, Spectrum, Trace, make_network, trace
 from dlcft.bench.tune import base_of, choose_less, grid_of, noted, tune
 from dlcft.learner.learner import Learner
+from dlcft.methods.settings import Training
 from dlcft.pages import in_seconds
 from dlcft.store.files import CheckpointError
 from dlcft.update.forecast import Rates, apart, measure_learning
@@ -134,7 +135,10 @@ SIZES = {  # training images, test images, classes
 }
 _TRIAL = (8, 8, 32)  # images of three tasks: to warm up, and two sizes that tell a fixed cost from one an image
 # settings that cost no time
-_FREE = ("epochs", "steps", "first_times", "lr", "start_lr", "strength", "replay_logits", "replay_labels")
+_FREE = (
+    *("epochs", "steps", "first_times", "lr", "strength", "replay_logits", "replay_labels"),
+    *("start_epochs", "start_steps", "start_lr"),
+)
 
 
 def costs(
@@ -172,18 +176,32 @@ def seconds(experiment: Experiment | Spectrum, rates: Rates) -> float:
         point = experiment.iterations * product + (test + experiment.samples) * rates.testing
         return experiment.epochs * train * rates.training + experiment.points * point
     (train, test), rounds = _images(experiment), experiment.rounds
-    known = experiment.recipe.settings
-    seen: float = (
-        rounds * known["steps"] * known["batch_size"] if known.get("steps") else train * known.get("epochs", 0)
-    )
-    seen *= (rounds - 1 + known.get("first_times", 1)) / rounds
+    seen = _images_trained(experiment, train)
     learning = seen * rates.training + train * rates.remembering + rounds * rates.remembering_once
     # of every evaluation, the share of the test images: all in data-IL, else those of the tasks so far
-    tested = [n for n in range(1, rounds + 1) if n == rounds or n % experiment.evaluate_every == 0]
+    every = rounds if experiment.joint else experiment.evaluate_every
+    tested = [n for n in range(1, rounds + 1) if n == rounds or n % every == 0]
     whole = experiment.joint or experiment.scenario == "data-il"
     shares = [1.0 if whole else n / experiment.tasks for n in tested]
     probing = min(experiment.knn, rounds) * (train + test)
     return learning + len(tested) * rates.solving + (sum(shares) * test + probing) * rates.testing
+
+
+def _images_trained(experiment: Experiment, train: int) -> float:
+    """How many images training sees, each as often as it sees it."""
+    recipe, tasks = experiment.recipe, 1 if experiment.joint else experiment.rounds
+    training, start = recipe.training, recipe.first_task(experiment.scenario)
+    if not isinstance(training, Training):
+        return 0
+
+    def seen(training: Training, images: float) -> float:
+        return training.epochs * images if training.steps is None else training.steps * training.batch_size
+
+    if start is None:
+        return (training.first_times + tasks - 1) * seen(training, train / tasks)
+    assert isinstance(start.training, Training)
+    first = seen(start.training, train / experiment.tasks)
+    return first + (seen(training, train) if experiment.joint else (tasks - 1) * seen(training, train / tasks))
 
 
 def _images(experiment: Experiment) -> tuple[int, int]:

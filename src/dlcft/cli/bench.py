@@ -31,6 +31,7 @@ def run(
     size: int | None = None,
     classes: int | None = None,
     per_class: int | None = None,
+    class_order: Literal["random", "labels"] = "random",
     turn: float = 0.0,
     validate: bool = False,
     evaluate_every: int = 1,
@@ -62,8 +63,9 @@ def run(
         size: Resize images to so many pixels.
         classes: Only the first so many.
         per_class: Only so many training images of each class.
+        class_order: Of task- and class-IL: random, by the seed, or labels, in their order.
         turn: Turn the images of each task by so many degrees more.
-        validate: Test on a part of the training images, to choose settings by.
+        validate: Test on training images that are not learned, to choose settings by.
         evaluate_every: Test after every so many tasks.
         set_: A setting of the recipe to change, as key=value; may be repeated.
         data: The folder or file of the data set.
@@ -92,6 +94,7 @@ def run(
         size=size,
         classes=classes,
         per_class=per_class,
+        class_order=class_order,
         turn=turn,
         validate=validate,
         evaluate_every=evaluate_every,

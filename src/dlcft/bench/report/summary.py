@@ -16,6 +16,7 @@ from torch import Tensor
 
 from dlcft.bench import metrics
 from dlcft.bench.experiment import Experiment, Result, check_recipe, recipe_of
+from dlcft.bench.paper import ROWS
 from dlcft.bench.spectrum import SPECTRUM_PREFIX, Trace
 from dlcft.bench.tune import FOLDER, PREFIX
 from dlcft.methods.recipes import RECIPES, Recipe
@@ -327,7 +328,9 @@ def _reference(row: Row, section: Sequence[Row], model: Recipe, joint: bool) -> 
 
     def fits(other: Row) -> bool:
         same = all(other.recipe.settings.get(name) == model.settings.get(name) for name in ("linear", "strict", "loss"))
-        return same and other.experiment.method in NONES and other.experiment.joint == joint
+        row = ROWS.get(other.results[0].row or "")
+        usual = row is None or "epochs" not in row.settings  # Joint of other lengths has a table of its own
+        return same and usual and other.experiment.method in NONES and other.experiment.joint == joint
 
     def alike(other: Row) -> tuple[bool, int, float]:
         own, its = row.recipe.settings, other.recipe.settings

@@ -18,7 +18,7 @@ MISSING = "–"
 UNCONVERGED = "†"
 UNTUNED = "‡"
 MARKS = (UNCONVERGED, UNTUNED)
-STAND_IN = "Columns name the paper's streams; at this scale handwritten digits in a few tasks stand in for them."
+STAND_IN = "At this scale handwritten digits in a few tasks stand in for the paper's streams."
 TRACED = ("train_loss", "test_loss", "eigenvalue")
 
 _APART = f"are less than {100 * SMALL_DISTANCE:.0f} points apart."
@@ -37,8 +37,9 @@ NOTES = {  # by the column that they are about, or else by a name
     "MB: the saved state, network and memory.",
     "curve": "Percent after so many tasks, mean over seeds. Joint has learned all at once.",
     "eigenvalue": "Largest eigenvalue of the Fisher matrix of the mean loss, from a part of the training images.",
-    UNTUNED: f"{UNTUNED} with the open choices' settings, where others were tuned.",
-    UNCONVERGED: f"{UNCONVERGED} training had not converged: the last epoch still lowered the loss by 1 % or more.",
+    UNTUNED: f"{UNTUNED} with the scale's settings, where others were tuned.",
+    UNCONVERGED: f"{UNCONVERGED} training had not converged: the last epochs still lowered the loss by 1 % or more of "
+    "the first ones'.",
 }
 
 
@@ -349,7 +350,8 @@ def _claims_table(rows: Sequence[Row], traces: Sequence[Trace], scale: str) -> T
     lines = [_claim_line(one, scale) for one in found if one is not None]
     for trace in traces:
         left = 100 * claims.share_left(trace)
-        name = f"e: eigenvalue of {network_name(trace)}, {trace.spectrum.loss}, in the end, percent of its height"
+        what = f"{network_name(trace)}, {trace.spectrum.loss}, seed {trace.spectrum.seed}"
+        name = f"e: largest eigenvalue in the end, percent of its height: {what}"
         lines.append(Line(name, [_number(left, 1, 0), Cell(MISSING), Cell("1", 1), Cell(MISSING)]))
     head = ["points", "standard error", "seeds", "verdict"]
     return Table(f"{CLAIMED} (scale {scale})", head, lines, [NOTES["claims"]])
