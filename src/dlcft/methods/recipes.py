@@ -266,7 +266,8 @@ RECIPES: dict[str, Recipe] = {
     "dlcft-kfac": _dlcft("kfac"),
     "dlcft-tkfac": _dlcft("tkfac"),
     "dlcft-ekfac": _dlcft("exact-ekfac"),
-    "dlcft-replay": _DLCFT.with_settings({"buffer": 500}),
+    # a head solved after training would not know the buffer
+    "dlcft-replay": _DLCFT.with_settings({"buffer": 500, "head_end": "trained"}),
     # frozen features, closed form
     "ridge": _FROZEN,
     "ranpac": _FROZEN.with_settings({"random_features": 4000}),
