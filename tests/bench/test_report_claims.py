@@ -10,7 +10,7 @@ from dlcft.bench.choices import SCALES
 from dlcft.bench.experiment import Experiment
 from dlcft.bench.paper import ROWS, cells
 from dlcft.bench.report import reported, summarise, to_html, to_latex, to_markdown
-from dlcft.bench.report.claims import CLAIMS, ERRORS, RECOVERED, Claim, judged, share_left
+from dlcft.bench.report.claims import CLAIMS, ERRORS, LETTERS, RECOVERED, Claim, judged, share_left
 from dlcft.bench.report.tables import claims_tables, contents
 from dlcft.bench.spectrum import Spectrum
 from tests.bench.test_report import made
@@ -258,7 +258,7 @@ def lines_of(results, traces=()):
 
 def test_the_table_has_the_claims_that_there_are_results_for():
     stream = SCALES["small"].streams["data"]
-    where = f"data-il, Seq-CIFAR-{'100' if stream.dataset == 'seq-cifar100' else '10'}, {stream.tasks} tasks"
+    where = f"a, data-il, {stream.tasks} tasks"
     differences, ewc = np.array([2.5, 1.0, 4.0]), np.array([0.5, 0.6, 0.4])
     results = over_seeds(DLCFT, ewc + differences / 100) + over_seeds("EWC", ewc) + over_seeds("OSLA", ewc[:1])
     table, lines = lines_of(results)
@@ -266,15 +266,17 @@ def test_the_table_has_the_claims_that_there_are_results_for():
     assert list(table.head) == ["points", "standard error", "seeds", "verdict"]
     error = differences.std(ddof=1) / np.sqrt(3)
     assert lines == {
-        f"a: {where}: accuracy: {DLCFT} above EWC": ["+2.50", f"{error:.2f}", "3", "holds"],
-        f"a: {where}: accuracy: {DLCFT} above OSLA": ["+2.50", "–", "1", "one seed"],
+        f"{where}: {DLCFT} above EWC": ["+2.50", f"{error:.2f}", "3", "holds"],
+        f"{where}: {DLCFT} above OSLA": ["+2.50", "–", "1", "one seed"],
     }
-    assert f"more than {ERRORS} standard errors" in table.notes[0]
+    assert f"more than {ERRORS} standard errors" in table.notes[1]
+    assert {claim.letter for claim in CLAIMS} | {"e"} == set(LETTERS)
+    assert all(f"{letter}: {meaning}" in table.notes[0] for letter, meaning in LETTERS.items())
     # a result of no row, or on another stream, is no evidence
     astray = [replace(one, row=None) if one.row == "EWC" else one for one in results]
-    assert list(lines_of(astray)[1]) == [f"a: {where}: accuracy: {DLCFT} above OSLA"]
+    assert list(lines_of(astray)[1]) == [f"{where}: {DLCFT} above OSLA"]
     longer = [replace(one, experiment=replace(one.experiment, per_class=7)) for one in results if one.row == "EWC"]
-    assert list(lines_of([*astray, *longer])[1]) == [f"a: {where}: accuracy: {DLCFT} above OSLA"]
+    assert list(lines_of([*astray, *longer])[1]) == [f"{where}: {DLCFT} above OSLA"]
 
 
 def test_tuned_results_stand_for_their_row():
@@ -294,9 +296,9 @@ def test_with_all_results_every_claim_is_judged(scale):
         if one.knn:
             one.history[0]["knn"] = 0.3
     table, _ = lines_of(results, traces)
-    letters = [line.name.split(":")[0] for line in table.lines]
+    letters = [line.name.split(",")[0] for line in table.lines]
     assert letters == [*(claim.letter for claim in CLAIMS), *["e"] * len(traces)]
-    assert {line.cells[2].text for line in table.lines if not line.name.startswith("e:")} == {"2"}
+    assert {line.cells[2].text for line in table.lines if not line.name.startswith("e,")} == {"2"}
 
 
 def test_claims_stand_first_but_for_digits():
@@ -306,7 +308,7 @@ def test_claims_stand_first_but_for_digits():
     assert markdown.startswith(f"### {title}\n")
     assert latex.startswith("\\begin{table}\n\\centering\n" + rf"\caption{{{title}. ")
     assert re.findall(r"<h2>(.*?)</h2>", page)[0] == title.replace("'", "&#39;")
-    assert re.search(r"^\| a: .*above EWC \| \+15\.00 \| 5\.00 \| 2 \| holds \|$", markdown, re.M)
+    assert re.search(r"^\| a, .*above EWC \| \+15\.00 \| 5\.00 \| 2 \| holds \|$", markdown, re.M)
     assert " & +15.00 & 5.00 & 2 & holds" in latex
     assert re.search(r'<td data-value="15\.0+\d*" class="">\+15\.00</td>', page)
     smoke, traces = everything("smoke", 1)
@@ -328,6 +330,6 @@ def test_what_is_left_of_the_eigenvalue():
         assert share_left(replace(trace, records=records)) == pytest.approx(0.05), "of its height"
         _, lines = lines_of([], [replace(trace, records=records)])
         ((name, shown),) = lines.items()
-        assert name.startswith("e: largest eigenvalue in the end")
+        assert name.startswith("e, largest eigenvalue in the end")
         assert name.endswith(f"mlp on digits, {one.experiment.loss}, seed 0")
         assert shown == ["5", "–", "1", "–"]

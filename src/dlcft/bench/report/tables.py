@@ -351,18 +351,18 @@ def _claims_table(rows: Sequence[Row], traces: Sequence[Trace], scale: str) -> T
     for trace in traces:
         left = 100 * claims.share_left(trace)
         what = f"{network_name(trace)}, {trace.spectrum.loss}, seed {trace.spectrum.seed}"
-        name = f"e: largest eigenvalue in the end, percent of its height: {what}"
+        name = f"e, largest eigenvalue in the end, percent of its height: {what}"
         lines.append(Line(name, [_number(left, 1, 0), Cell(MISSING), Cell("1", 1), Cell(MISSING)]))
     head = ["points", "standard error", "seeds", "verdict"]
-    return Table(f"{CLAIMED} (scale {scale})", head, lines, [NOTES["claims"]])
+    meanings = "; ".join(f"{letter}: {meaning}" for letter, meaning in claims.LETTERS.items())
+    return Table(f"{CLAIMED} (scale {scale})", head, lines, [f"Claims: {meanings}.", NOTES["claims"]])
 
 
 def _claim_line(one: claims.Judged, scale: str) -> Line:
     claim = one.claim
-    stream = paper.titled(paper.Cell("", f"{{{claim.stream}}}", claim.stream, "", "acc"), scale).column
-    scenario = SCALES[scale].streams[claim.stream].scenario
+    stream = SCALES[scale].streams[claim.stream]
     figures = [Cell(number(one.mean, sign=True), one.mean), _number(one.error), _number(len(one.values), 1, 0)]
-    return Line(f"{claim.letter}: {scenario}, {stream}: {claim.text}", [*figures, Cell(one.verdict)])
+    return Line(f"{claim.letter}, {stream.scenario}, {stream.tasks} tasks: {claim.text}", [*figures, Cell(one.verdict)])
 
 
 def contents(results: Iterable[Result], traces: Sequence[Trace]) -> tuple[list[Reported], list[list[Row]]]:
