@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from dlcft.bench.choices import CHOICES
 from dlcft.bench.experiment import Experiment, Result
 from dlcft.bench.many import cores, run_all
 from dlcft.methods.recipes import RECIPES
@@ -32,9 +33,8 @@ TITLES = {
 TURNED = Experiment(dataset="digits", scenario="data-il", tasks=3, turn=40.0, per_class=32)
 NEW_CLASSES = Experiment(dataset="digits", scenario="class-il", tasks=5, per_class=32)
 BATCH_SIZE, BUFFER = 16, 50
-# A task is ten to twenty steps, in which a head from zero hardly moves at the recipes' learning rates. These multiples
-# did better on held-out training images of another seed (docs/experiment-log.md); ten times diverged with SGD.
-FASTER = {"sgd": 3, "adam": 10}
+# A task is a hundred steps, in which a head from zero hardly moves at the recipes' learning rates: those of scale small
+RATES = CHOICES["lr"].value["small"]
 TANGENT_FEATURES, RANDOM_FEATURES = 1024, 1024  # more than twice the 320 images; solving takes their cube
 MOST_JOBS = 4  # a process takes about a gigabyte
 
@@ -50,7 +50,7 @@ def experiments(epochs: int, seed: int) -> Iterator[Experiment]:
 def _settings(method: str, epochs: int) -> dict[str, Any]:
     recipe, settings = RECIPES[method].settings, {"epochs": epochs, "batch_size": BATCH_SIZE, "buffer": BUFFER}
     if recipe.get("head_start") == "zero":
-        settings["lr"] = FASTER[recipe["optimizer"]] * recipe["lr"]
+        settings |= {"lr": RATES.get(method, RATES[recipe["optimizer"]]), "start_lr": RATES["sgd"]}
     if RECIPES[method].closed_form:
         tangent = bool(recipe["tangent_features"])
         settings = {"tangent_features": TANGENT_FEATURES} if tangent else {}

@@ -8,13 +8,13 @@ from typing import Any
 from dlcft.cli.arguments import positive
 
 
-def demo(*, epochs: int = 2, seed: int = 0, jobs: int | None = None, out: Path = Path("dlcft-demo")) -> None:
+def demo(*, epochs: int = 8, seed: int = 0, jobs: int | None = None, out: Path = Path("dlcft-demo")) -> None:
     """Learn on real images in a few minutes, by ten methods, and show how much each remembers.
 
     A ResNet-18 pre-trained on Tiny-ImageNet, shipped with the package, learns handwritten digits: first the same digits
     turned further from task to task, then two new digits in each task.
 
-    Example: dlcft demo --epochs 5
+    Example: dlcft demo --epochs 2
 
     Args:
         epochs: Passes over each task, for methods that are trained.
