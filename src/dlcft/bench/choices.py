@@ -156,7 +156,7 @@ SCALES: dict[str, Scale] = {
     ),
     "small": Scale(
         _streams(_SMALL, 50, _SPLIT),
-        (Spectrum(epochs=60),),
+        (Spectrum(epochs=60), replace(_BACKBONE, per_class=20, epochs=20, points=6, samples=128, iterations=15)),
         small={"buffer": CHOICES["buffer"].value["small"]},
         missing={
             "mit": "MIT-67's photos at 224 pixels through a whole ResNet-18 pre-trained on ImageNet-1k take a GPU; "
