@@ -331,5 +331,5 @@ def test_what_is_left_of_the_eigenvalue():
         _, lines = lines_of([], [replace(trace, records=records)])
         ((name, shown),) = lines.items()
         assert name.startswith("e, largest eigenvalue in the end")
-        assert name.endswith(f"mlp on digits, {one.experiment.loss}, seed 0")
+        assert name.endswith(f"{one.cell.label}, {one.experiment.loss}, seed 0")
         assert shown == ["5", "–", "1", "–"]

@@ -71,7 +71,6 @@ ROWS: dict[str, Row] = {
     "DLCFT without buffer": Row(_PAPERS, {"buffer": 0}, ours=True, streams=("class",)),
     "dlcft-replay": Row("dlcft-replay", ours=True, streams=("class",)),
     "LwF, λ tuned": _tuned("lwf"),
-    "EWC, λ tuned": _tuned("ewc"),
     "MAS, λ tuned": _tuned("mas"),
     "OSLA, λ tuned": _tuned("osla"),
     "ridge": Row("ridge", ours=True, probed=True),
