@@ -154,7 +154,7 @@ def test_a_learner_whose_backbone_rests_goes_on_after_loading(tmp_path):
     ("scenario", "settings", "once"),
     [
         ("class-il", {}, True),
-        ("class-il", {"buffer": 5}, False),
+        ("class-il", {"buffer": 5, "head_end": "trained"}, False),
         ("class-il", {"adapt": "always"}, False),
         ("class-il", {"curvature": "diagonal"}, False),
         ("class-il", {"loss": "cross-entropy"}, False),

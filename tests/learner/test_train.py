@@ -131,3 +131,30 @@ def test_settings_that_change_nothing_give_the_same():
     for learner in (one, other):
         learner.learn(TASK, progress=False)
     assert same(weights(one), weights(other)), "two epochs of three steps"
+
+
+@pytest.mark.parametrize("method", ["dlcft", "dlcft-kfac", "dlcft-diagonal"])
+@pytest.mark.parametrize("scenario", ["data-il", "class-il"])
+def test_solving_again_changes_nothing_where_training_has_changed_nothing(method, scenario):
+    heads = []
+    for end in ("trained", "ridge"):
+        learner = make(method, scenario, start="pretrained", head_start="ridge", head_end=end, lr=1e-12, careful=False)
+        for number, labels in enumerate(
+            [[0, 1, 2], [0, 1, 2], [0, 1, 2]] if scenario == "data-il" else [[0, 1], [1, 2]]
+        ):
+            learner.learn(data(labels, seed=number), progress=False)
+        heads.append(learner.model.head("main").weight.detach())
+    assert torch.allclose(*heads, rtol=1e-4, atol=1e-4)
+
+
+def test_a_head_is_not_solved_without_its_buffer():
+    with pytest.raises(ValueError, match="head_end='ridge' would solve the head without the buffer"):
+        make("dlcft", "class-il", buffer=10)
+    assert make("dlcft", "data-il", buffer=0).method.kept is None
+
+
+def test_a_strict_model_keeps_its_head_as_trained():
+    learner = make("dlcft", "data-il", strict=True, curvature="dense", start="pretrained", epochs=3)
+    for seed in (1, 2):
+        learner.learn(data([0, 1, 2], seed=seed), progress=False)
+    assert learner.evaluate(TASK)["accuracy"] == 1

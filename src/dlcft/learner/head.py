@@ -1,4 +1,4 @@
-"""Where a head starts: the minimum of the objective over the head alone, in closed form."""
+"""A head before and after training: the minimum of the objective over the head alone, in closed form."""
 
 from __future__ import annotations
 
@@ -13,33 +13,54 @@ _CONSTANT = 1e-6  # the least share of a feature's mean square that counts as it
 
 
 @torch.no_grad()
-def start_from_ridge(
-    task: Task, scale: float, past: PastOfHead | None = None, *, keep: bool = False, again: bool = False
-) -> None:
-    """Bring a head to the minimum of the task's objective over the head alone.
+def start_from_ridge(task: Task, scale: float, past: PastOfHead | None = None, *, keep: bool = False) -> None:
+    """Bring a head to the minimum of the task's objective over the head alone, before the task is trained.
 
-    Before training, nothing changes where there is no memory of the head and it has no new outputs.
+    Nothing changes where there is no memory of the head and it has no new outputs.
 
     Args:
         task: about to be trained.
         scale: α of the squared loss.
         past: the memory of the head.
         keep: leave old outputs as they are where there is no such memory.
-        again: whether the task was trained, and its head solved before.
     """
     layer = task.model.eval().head(task.head)
     new = ~layer.weight.any(1)
-    if past is None and not new.any() and not again:
+    if past is None and not new.any():
         return
-    sums = RidgeSums.empty(layer.in_features, device=layer.weight.device)
-    sums = sums.extend((task.model.features(x), y) for x, y in task.batches).grow(layer.out_features)
-    change = head_step(sums, torch.cat([layer.weight, layer.bias[:, None]], 1), past, HEAD_RIDGE, scale)
-    if past is None and keep and not again:
-        change[~new] = 0
-    layer.weight.add_(change[:, :-1])
-    layer.bias.add_(change[:, -1])
+    _solve(task, scale, head_matrix(layer), past, new | (past is not None or not keep))
     if task.model.strict:
         task.model.fix_directions(task.head, torch.where(new[:, None], layer.weight, task.model.directions(task.head)))
+
+
+@torch.no_grad()
+def solve_trained(task: Task, scale: float, origin: Tensor, past: PastOfHead | None, *, keep: bool) -> None:
+    """Bring a head to the same minimum again, on the features as the task has trained them.
+
+    Args:
+        task: trained.
+        scale: α of the squared loss.
+        origin: `head_matrix` before the task: the memory's anchor. Were it the trained head, the past would count less.
+        past: the memory of the head.
+        keep: leave old outputs as they were trained where there is no such memory.
+    """
+    new = ~origin[:, :-1].any(1)
+    _solve(task, scale, origin, past, new | (past is not None or not keep))
+
+
+def head_matrix(layer: torch.nn.Linear) -> Tensor:
+    """A copy of W with the bias as last column."""
+    return torch.cat([layer.weight, layer.bias[:, None]], 1).detach()
+
+
+def _solve(task: Task, scale: float, origin: Tensor, past: PastOfHead | None, chosen: Tensor) -> None:
+    """Put the chosen outputs to `origin` and its `head_step`."""
+    layer = task.model.eval().head(task.head)
+    sums = RidgeSums.empty(layer.in_features, device=layer.weight.device)
+    sums = sums.extend((task.model.features(x), y) for x, y in task.batches).grow(layer.out_features)
+    solved = origin + head_step(sums, origin, past, HEAD_RIDGE, scale)
+    layer.weight[chosen] = solved[chosen, :-1]
+    layer.bias[chosen] = solved[chosen, -1]
 
 
 def head_step(sums: RidgeSums, head: Tensor, past: PastOfHead | None, ridge: float, scale: float) -> Tensor:

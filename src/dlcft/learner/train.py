@@ -22,7 +22,7 @@ from dlcft.curvature.losses import ScaledMSE
 from dlcft.data.augment import Augmentation
 from dlcft.data.samples import Batches, to_device
 from dlcft.learner.display import Progress, Report
-from dlcft.learner.head import start_from_ridge
+from dlcft.learner.head import head_matrix, solve_trained, start_from_ridge
 from dlcft.methods.base import Batch, Method, Task, joined_states, split_states
 from dlcft.methods.settings import Reading, Training
 from dlcft.network.classifier import Classifier
@@ -286,6 +286,7 @@ class TrainingLoop:
         started: whether the first task has trained the plain network, so that only its heads are to be solved.
         curve: the mean objective of every epoch, once trained.
         seconds: of starting the heads and training.
+        origins: `head_matrix` of each head before the task.
     """
 
     model: Classifier
@@ -299,6 +300,7 @@ class TrainingLoop:
     started: bool = False
     curve: list[float] = field(default_factory=list)
     seconds: float = 0.0
+    origins: Tensors = field(default_factory=dict)
 
     @property
     def first(self) -> bool:
@@ -309,6 +311,7 @@ class TrainingLoop:
         started = time.perf_counter()
         for task in tasks:
             loss = task.loss
+            self.origins[task.head] = head_matrix(self.model.head(task.head))
             if isinstance(loss, ScaledMSE) and (self.started or self._training.head_start == "ridge"):
                 start_from_ridge(task, loss.scale, self.method.past_of_head(task), keep=not self.method.refits_heads)
         self.seconds += time.perf_counter() - started
@@ -330,9 +333,10 @@ class TrainingLoop:
             self.curve = run.to_end(self.report, self.number, lambda: notes.write(run, now=False))
             notes.write(run, now=True)  # before the memory is made, which may take as long as an epoch
         for task in tasks:
-            if isinstance(task.loss, ScaledMSE) and self._training.head_end == "ridge":
-                past = self.method.past_of_head(task)
-                start_from_ridge(task, task.loss.scale, past, keep=not self.method.refits_heads, again=True)
+            # through a strict model's head ψ acts by W0, which is fixed
+            if isinstance(task.loss, ScaledMSE) and self._training.head_end == "ridge" and not self.model.strict:
+                origin, past = self.origins[task.head], self.method.past_of_head(task)
+                solve_trained(task, task.loss.scale, origin, past, keep=not self.method.refits_heads)
         self.seconds += time.perf_counter() - started
 
     @property

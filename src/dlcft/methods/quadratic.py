@@ -46,8 +46,7 @@ class Quadratic(Method):
             `loss="mse"`, `strict=False`, and any curvature but diagonal, mas and dense). "auto": "first" in class-IL
             without a buffer, where training on makes new outputs answer for old inputs; otherwise "always".
         weigh_by: "tasks" (each counts 1, the paper) or "samples".
-        mean: divide by w + w̄, as the paper. False for baselines trained with SGD, whose effective learning rate would
-            shrink with every task.
+        mean: divide by w + w̄, as the paper; with SGD the effective learning rate then shrinks with every task.
         strength: factor on penalty and replay together.
         damping: weight of `½‖θ − θ_{t−1}‖²` beside it; not in class-IL, as in the authors' code.
         first_order: whether the penalty has the gradient at its anchor too.
@@ -98,6 +97,10 @@ class Quadratic(Method):
             )
         # a buffer belongs to class-incremental learning; elsewhere the paper's method has none
         self.kept = Buffer(self.buffer) if self.buffer and scenario == "class-il" else None
+        if self.kept is not None and training.head_end == "ridge":
+            raise ValueError(
+                "head_end='ridge' would solve the head without the buffer; give head_end='trained', or take 'dlcft-replay'."
+            )
         alone = scenario == "class-il" and self.kept is None
         self.trains_once = self.adapt == "first" or (self.adapt == "auto" and alone and solvable)
 
