@@ -108,15 +108,46 @@ def test_samples_of_the_first_task_cannot_be_forgotten():
     torch.testing.assert_close(learner.outputs(FIRST[0]), never.outputs(FIRST[0]), rtol=1e-3, atol=1e-3)
 
 
-def test_only_learners_of_one_start_can_be_merged(tmp_path):
-    first, other = make("ridge"), make("ridge")
+def test_learners_that_have_trained_their_network_cannot_be_merged():
+    first, other, plain = make("ridge"), make("ridge"), make("ridge", start="pretrained")
     first.learn(FIRST, progress=False)
-    other.learn(SECOND, progress=False)
-    with pytest.raises(ValueError, match="another start"):
+    other.learn(FIRST, progress=False)
+    plain.learn(SECOND, progress=False)
+    with pytest.raises(ValueError, match="both learners hold the first task"):
         first.merge(other)
-    shared = make("ridge")
-    shared.learn(FIRST, progress=False)
-    assert first._shared() == shared._shared()
+    for one in (first, make("ridge")):
+        with pytest.raises(ValueError, match="another start"):
+            one.merge(plain)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("method", ["dlcft", "ridge"])
+def test_half_precision_is_trained_and_kept_in_float32(method, dtype, tmp_path):
+    network = backbone().to(dtype)
+    settings = {} if method == "ridge" else {"epochs": 2}
+    learner = Learner(network, method, scenario="data-il", start="first-task", start_epochs=2, device="cpu", **settings)
+    learner.learn(FIRST, progress=False)
+    learner.save(tmp_path)
+    again = Learner.load(tmp_path, network, device="cpu")
+    assert torch.equal(again.outputs(FIRST[0]), learner.outputs(FIRST[0]))
+    for one in (learner, again):
+        one.learn(SECOND, progress=False)
+    assert torch.equal(again.outputs(FIRST[0]), learner.outputs(FIRST[0]))
+
+
+def test_a_chosen_part_learns_from_the_pretrained_network():
+    learner = Learner(backbone(), "dlcft", scenario="data-il", train=["out"], epochs=1, device="cpu")
+    learner.learn(FIRST, progress=False)
+    assert learner._builder.started is None
+    with pytest.raises(ValueError, match="train= is for start='pretrained'"):
+        Learner(backbone(), "dlcft", scenario="data-il", train=["out"], start="first-task")
+
+
+def test_one_sample_leaves_batchnorm_alone():
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU())
+    learner = Learner(network, "dlcft", scenario="data-il", epochs=1, device="cpu")
+    learner.learn((torch.randn(1, 1, 8, 8), ["a"]), progress=False)
+    assert torch.equal(learner.trained_backbone[2].running_mean, network[2].running_mean)
 
 
 def test_refused_and_left_alone():
@@ -127,7 +158,7 @@ def test_refused_and_left_alone():
         Learner.adopt(classifier, "2", ["a", "b"], method="ridge", start="first-task")
     learner = make("dlcft", start_lr=1e20, start_clip=None)
     given = copy.deepcopy(learner._builder.given)
-    with pytest.raises(FloatingPointError, match="diverged"):
+    with pytest.raises(FloatingPointError, match="Try a smaller start_lr or start_clip="):
         learner.learn(FIRST, progress=False)
     assert same(learner._builder.given, given)
     assert learner.tasks == 0

@@ -44,7 +44,9 @@ CHOICES: dict[str, Choice] = {
         "authors' code",
         "A task.",
     ),
-    "first_times": Choice({"small": 2, "paper": 2}, "authors' code", "The first task is trained twice as long."),
+    "first_times": Choice(
+        {"smoke": 2, "small": 2, "paper": 2}, "authors' code", "The first task is trained twice as long."
+    ),
     "schedule": Choice(
         "linear", "authors' code", "To 0 within a task, with a fresh optimiser; gradients clipped at 1."
     ),
@@ -68,7 +70,7 @@ CHOICES: dict[str, Choice] = {
         {"smoke": 0.1, "small": 0.1, "paper": 0.01}, "authors' code", "LeakyReLU's, in nonlinear rows too."
     ),
     "batch_size": Choice(
-        {"smoke": 32, "small": 32, "paper": 128}, "authors' code", "128; smaller where a task has 50 to 250 images."
+        {"smoke": 32, "small": 32, "paper": 128}, "authors' code", "128; 32 is ours, where a task has 50 to 500 images."
     ),
     "epochs": Choice(
         {"smoke": 1, "small": 15}, "ours", "In place of steps. Each result says whether it has converged."
@@ -76,13 +78,14 @@ CHOICES: dict[str, Choice] = {
     "lr": Choice(
         {"small": {"sgd": 1e-2, "adam": 1e-3, "lwf": 3e-2}},
         "ours",
-        "Ten times the paper's, where there are a hundred times fewer steps; of several for each method, by validation "
+        "Ten times the paper's (LwF's 30), where there are a hundred times fewer steps: of several, by validation "
         "images. Chosen so, `dlcft` needs no careful first step.",
     ),
     "der": Choice(
         {"der": {"replay_logits": 0.03, "replay_labels": 0.0}, "derpp": {"replay_logits": 0.01, "replay_labels": 0.5}},
         "ours",
-        "α and β are not given; those of DER's own paper for ten outputs, here a sum over outputs.",
+        "α and β are not given; those of DER's own paper for ten outputs, summed over outputs here, and the best of "
+        "several by validation images.",
     ),
     "replay_batch": Choice("as the batch", "ours", "Not given; as DER's own code has it."),
     "batchnorm": Choice("first", "paper", "Learns in the first task only; in class-IL, where it is merged, never."),

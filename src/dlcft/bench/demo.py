@@ -49,6 +49,7 @@ def experiments(epochs: int, seed: int) -> Iterator[Experiment]:
 
 def _settings(method: str, epochs: int) -> dict[str, Any]:
     recipe, settings = RECIPES[method].settings, {"epochs": epochs, "batch_size": BATCH_SIZE, "buffer": BUFFER}
+    settings["first_times"] = 2  # as long as those that start from the network after the first task
     if recipe.get("head_start") == "zero":
         settings |= {"lr": RATES.get(method, RATES[recipe["optimizer"]]), "start_lr": RATES["sgd"]}
     if RECIPES[method].closed_form:

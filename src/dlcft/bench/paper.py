@@ -275,7 +275,7 @@ def cells(
 ) -> list[Planned]:
     """Every cell of an artefact (or of "all") that the scale has, once a seed; several may have the same experiment.
 
-    `tuned` has settings by `variant` or by `of_length`, in place of the open choices; `only` has rows to keep, by their
+    `tuned` has settings by `variant` or by `of_length`, in place of the scale's; `only` has rows to keep, by their
     name or their method's.
     """
     check_name("artefact", artefact, (*ARTEFACTS, "all"))

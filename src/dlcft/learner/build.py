@@ -107,6 +107,7 @@ class Builder:
     def _start_from(self, trained: nn.Module) -> None:
         self.started = trained.eval().requires_grad_(False)
         self.backbone = _prepared(trained, self.recipe, self.train, self.preprocess).to(self.device)
+        self.dtype = reference(self.backbone).dtype  # half precision was trained in float32
 
     def trained_on(self, samples: Samples) -> int:
         """How many of some samples have trained the network."""
@@ -125,7 +126,7 @@ class Builder:
         trained = copy.deepcopy(self.given)
         assert trained is not None
         own = {name.removeprefix("network/"): t for name, t in tensors.items() if name.startswith("network/")}
-        trained.load_state_dict(own)
+        trained.load_state_dict(own, assign=True)  # in the precision that it was trained in
         self._start_from(trained)
         self.first_samples = tensors["samples"]
 

@@ -110,10 +110,15 @@ class Learner:
         # the backbone normalises, so that augmentation comes before
         self._reading = without_normalising(preprocess)
         self._augment = augmented(Augmentation(self.recipe.training.augment))
+        first = self.recipe.first_task(scenario)
+        if first is not None and train is not None:
+            if self.recipe.settings["start"] == "first-task":
+                raise ValueError("train= is for start='pretrained': the first task would train the whole network.")
+            first = None
         self._builder = Builder(
             backbone,
             self.recipe,
-            first=self.recipe.first_task(scenario),
+            first=first,
             train=train,
             preprocess=preprocess,
             seed=seed,
@@ -161,8 +166,8 @@ class Learner:
         if options.get("scenario", "class-il") == "task-il" or not isinstance(weight, int | float) or not weight > 0:
             raise ValueError(f"adopt needs one head for all tasks and a positive weight; weight is {weight!r}.")
         learner = cls(backbone, method, **options)
-        if learner._builder.first is not None:
-            raise ValueError("start='first-task' is for a network that has learned no task; leave it out of adopt.")
+        if learner.recipe.start is not None and learner.recipe.start.start == "first-task":
+            raise ValueError("start='first-task' is for a network that has learned no task; adopt needs 'pretrained'.")
         samples = None if data is None else learner.samples(data)
         if samples is not None:
             few = samples.fetch(torch.arange(min(8, len(samples))))
@@ -307,6 +312,11 @@ class Learner:
             raise TypeError(f"merge takes another Learner, not a {type(other).__name__}.")
         if other is self:
             raise ValueError("a learner cannot be merged with itself; that would count everything twice.")
+        if self._builder.started is not None and other._builder.started is not None:
+            raise ValueError(
+                "both learners hold the first task, which has trained their network (start='first-task'); merged, it "
+                "would count twice."
+            )
         ours, theirs = self._shared(), other._shared()
         for name in ours | theirs:
             if ours.get(name) != theirs.get(name):
@@ -550,9 +560,10 @@ class Learner:
         for head, samples in tasks.items():
             model.add_head(head, len(labels[head]))
             y = labels[head].indices(samples.labels)
-            batches = self._batches(samples, y, recipe.training.batch_size)
+            batches = Batches(samples, y, recipe.training.batch_size, self.device, dtype=builder.dtype)
             todo.append(Task(model, head, loss, batches, len(samples), self._augment, self._stream))
         loop = TrainingLoop(model, method, recipe.training, self._stream, self.tasks, report, **options)
+        loop.prefix = "start_"
         method.learn(todo, loop)
         self._builder.start_from(as_given(builder.backbone), tasks.values())
         return loop
@@ -623,7 +634,7 @@ class Learner:
             **self.recipe.settings,
             **own,
             "train": self._builder.train,
-            "start": start,
+            "network after the first task": start,
         }
 
     def _snapshot(self) -> tuple[Any, ...]:

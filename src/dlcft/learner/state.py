@@ -13,7 +13,8 @@ from dlcft.network.names import is_imported
 from dlcft.store.files import CheckpointError
 from dlcft.store.store import Store
 
-# All are read. 1 had flat settings and untyped records; in 1 and 2 `_RENAMED` curvatures had other names.
+# All are read. 1 had flat settings and untyped records; in 1 and 2 `_RENAMED` curvatures had other names, and DER's α
+# was the weight of a mean over outputs.
 LEARNER_FORMAT = 3
 _RENAMED = {"tkfac": "tkfac-per-sample", "tkfac-trace": "tkfac"}
 
@@ -40,6 +41,8 @@ def read_learner(store: Store, version: int | None) -> tuple[dict[str, Tensor], 
         settings = header["recipe"] if found == 1 else header["recipe"]["method"]
         if settings.get("curvature") in _RENAMED:
             settings["curvature"] = _RENAMED[settings["curvature"]]
+        if settings.get("replay_logits"):
+            settings["replay_logits"] /= max(len(names) for names in header["labels"].values())
     return tensors, header, entry.sha256
 
 

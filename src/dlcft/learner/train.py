@@ -72,6 +72,7 @@ class Run:
         amp: whether to train in bfloat16 where autocast does.
         batchnorm: whether BatchNorm learns its statistics.
         first: whether it is the first task.
+        prefix: of the settings' names in messages.
     """
 
     def __init__(
@@ -85,9 +86,10 @@ class Run:
         amp: bool = False,
         batchnorm: bool = False,
         first: bool = False,
+        prefix: str = "",
     ) -> None:
         self.model, self.method, self.tasks, self.settings, self.streams = model, method, tasks, settings, streams
-        self.amp, self.batchnorm = amp, batchnorm
+        self.amp, self.batchnorm, self.prefix = amp, batchnorm, prefix
         self.device = reference(model).device
         heads = [head for task in tasks for head in method.heads(task)]
         self.params = {name: p for head in heads for name, p in model.params(head).items()}
@@ -206,8 +208,9 @@ class Run:
         value = objective.item()
         if not math.isfinite(value):
             raise FloatingPointError(
-                f"training diverged in epoch {batch.epoch + 1} (the loss is {value}) with lr={self.settings.lr}; the "
-                "learner is as it was before this task. Try a smaller lr or clip=1.0."
+                f"training diverged in epoch {batch.epoch + 1} (the loss is {value}) with {self.prefix}lr="
+                f"{self.settings.lr}; the learner is as it was before this task. Try a smaller {self.prefix}lr or "
+                f"{self.prefix}clip=1.0."
             )
         self._set_lr(done)
         self.optimizer.zero_grad()
@@ -283,6 +286,7 @@ class TrainingLoop:
         report: called after every step.
         amp: see `Run`.
         notes: where progress is noted, if anywhere.
+        prefix: see `Run`.
         started: whether the first task has trained the plain network, so that only its heads are to be solved.
         curve: the mean objective of every epoch, once trained.
         seconds: of starting the heads and training.
@@ -297,6 +301,7 @@ class TrainingLoop:
     report: Report
     amp: bool = False
     notes: ProgressNotes | None = None
+    prefix: str = ""
     started: bool = False
     curve: list[float] = field(default_factory=list)
     seconds: float = 0.0
@@ -322,9 +327,10 @@ class TrainingLoop:
         started = time.perf_counter()
         # BatchNorm learns its statistics in the first task only, if at all; in a linearised network it is folded
         plain = not isinstance(self.model.backbone, Linearized)
-        batchnorm = plain and self._training.batchnorm == "first" and self.first
+        several = self._training.batch_size > 1 and all(task.samples > 1 for task in tasks)  # one has no variance
+        batchnorm = plain and self._training.batchnorm == "first" and self.first and several
         options = {"amp": self.amp, "batchnorm": batchnorm, "first": self.first}
-        run = Run(self.model, self.method, tasks, self._training, self.streams, **options)
+        run = Run(self.model, self.method, tasks, self._training, self.streams, prefix=self.prefix, **options)
         if self.notes is None:
             self.curve = run.to_end(self.report, self.number)
         else:

@@ -59,7 +59,7 @@ class Batch:
         y: label indices.
         epoch: how often the data was seen before.
         generator: the random stream of this step.
-        last: whether it is of the last pass over the data.
+        last: whether it is among the last steps, as many as a pass over the data has.
     """
 
     x: Input

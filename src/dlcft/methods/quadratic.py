@@ -99,7 +99,7 @@ class Quadratic(Method):
         self.kept = Buffer(self.buffer) if self.buffer and scenario == "class-il" else None
         if self.kept is not None and training.head_end == "ridge":
             raise ValueError(
-                "head_end='ridge' would solve the head without the buffer; give head_end='trained', or take 'dlcft-replay'."
+                "head_end='ridge' would solve the head without the buffer; give head_end='trained', as dlcft-replay."
             )
         alone = scenario == "class-il" and self.kept is None
         self.trains_once = self.adapt == "first" or (self.adapt == "auto" and alone and solvable)

@@ -1,7 +1,6 @@
-"""Recipes: the paper's methods, and ours, as Model + Training + Method. One screen.
+"""Recipes: the paper's methods, as its authors ran them, and ours, as Model + Training + Method.
 
-The paper leaves open: strengths of LwF/EWC/MAS/OSLA, epochs, batch size, schedule, DER's α and β, the replay batch.
-The values here are a starting point; a comparison tunes them with the same budget for every method.
+The number of epochs, the batch size, the replay batch and DER's α and β are ours: a starting point.
 """
 
 from __future__ import annotations

@@ -216,7 +216,7 @@ class Start:
         start: "pretrained": the backbone as it is given. "first-task": the backbone after the first task, which trains
             it once as a plain network, with cross-entropy and its BatchNorm learning; from then on it is frozen, and
             saved with the learner. "auto": as the paper's authors, "first-task" in data-IL and task-IL and
-            "pretrained" in class-IL.
+            "pretrained" in class-IL; "pretrained" too where `train=` chooses what learns.
         start_optimizer: of that training: "sgd" or "adam".
         start_lr: its learning rate.
         start_schedule: see `Training`.

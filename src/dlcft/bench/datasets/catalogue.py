@@ -173,7 +173,7 @@ def _absence(name: str, entry: Entry, path: Path, given: Path | None, missing: s
     if not entry.files:
         return f"{path} has no {missing}; load({name!r}, path) needs it."
     call = f"load({name!r}, {f'{str(given)!r}, ' if given is not None else ''}download=True)"
-    how = f"fetch it: --download, in Python {call}"
+    how = f"fetch it: dlcft run --download, in Python {call}"
     packed = [file.name for file in entry.files if file.unpacked and (path / file.name).is_file()]
     if packed:
         return f"{name} is in {path} as {packed[0]}, and {missing} is missing; unpack it there, or {how}."
