@@ -39,7 +39,7 @@ def test_every_command_is_listed_in_our_order():
         (["run", "--scenario", "class"], 'Did you mean "class-il"?'),
         (["run", "--method", "dlfct"], "did you mean 'dlcft'?"),
         (["run", "--dataset", "seq-cifar1000"], "did you mean 'seq-cifar100'"),
-        (["run", "--dataset", "seq-cifar10", "--data", "."], "or fetch it: --download"),
+        (["run", "--dataset", "seq-cifar10", "--data", "."], "or fetch it: dlcft run --download"),
         (["run", "--backbone", "shiped"], "Did you mean 'shipped'?"),
         (["run", "--cluster", "timeout_min"], "--cluster is 'timeout_min'; key=value is needed."),
         (["run", "--cluster", "timeout_min=3"], "'timeout_min' is for an executor"),
