@@ -42,7 +42,7 @@ def read_learner(store: Store, version: int | None) -> tuple[dict[str, Tensor], 
         if settings.get("curvature") in _RENAMED:
             settings["curvature"] = _RENAMED[settings["curvature"]]
         if settings.get("replay_logits"):
-            settings["replay_logits"] /= max(len(names) for names in header["labels"].values())
+            settings["replay_logits"] /= max(map(len, header["labels"].values()), default=1)
     return tensors, header, entry.sha256
 
 
