@@ -104,7 +104,7 @@ ESTIMATORS: dict[str, str | type[Statistics]] = {
     "kfac": "kfac",
     "exact-tk": "exact-tk",
     "tkfac": "tkfac",
-    "tkfac-trace": "tkfac-trace",
+    "tkfac-per-sample": "tkfac-per-sample",
     "diagonal": "diagonal",
     "ekfac, eigenvectors given": Rotated,
 }
