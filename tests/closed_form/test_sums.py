@@ -12,6 +12,7 @@ from sklearn.preprocessing import StandardScaler
 
 from dlcft.closed_form import sums as module
 from dlcft.closed_form.sums import RIDGES, RidgeSums
+from dlcft.closed_form.triangles import is_symmetric
 
 FEATURES, CLASSES, SCALE = 7, 4, 15.0
 
@@ -215,6 +216,18 @@ def test_blocks_state_and_dtypes(monkeypatch):
     assert torch.equal(again.gram, expected.gram)
     assert again.samples == 40
     assert expected.to(torch.float32).gram.dtype == torch.float32
+
+
+def test_every_operation_keeps_g_symmetric_to_the_last_bit():
+    x, y = data(300, features=150)
+    w = torch.rand(300, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    first, second = sums(x[:200], y[:200], w[:200]), sums(x[200:].float(), y[200:], w[200:])
+    merged = first.merge(second)
+    found = [first, merged, merged.add(x, y), merged.minus(first), merged.rearranged([3, 0, 5, 1]), merged.grow(9)]
+    zero = x.clone()
+    zero[:200, 3] = 0  # a feature that only forgotten samples have
+    found += [sums(zero, y).minus(sums(zero[200:], y[200:])), merged.to(torch.float32), merged.minus(merged)]
+    assert all(is_symmetric(each.gram) for each in found)
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,16 @@
 
 import hashlib
 import json
+import math
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from dlcft.store.files import DTYPES, CheckpointError, state_digest
+from dlcft.store.files import DTYPES, CheckpointError, state_digest, stored_bytes
 from dlcft.store.store import Manifest, Store
 from tests.support.stores import MANIFEST, bits, committed, content, digest, files, forge
 
@@ -61,6 +65,67 @@ def test_other_programs_can_read_the_files(tmp_path):
     assert set(version.packages) == {"dlcft", "torch", "numpy", "safetensors", "python"}
     data = (tmp_path / version.file).read_bytes()
     assert (version.bytes, version.sha256) == (len(data), hashlib.sha256(data).hexdigest())
+
+
+def symmetric(size, dtype=torch.float64):
+    matrix = torch.randn(size, size, dtype=dtype, generator=torch.Generator().manual_seed(size))
+    return matrix + matrix.T
+
+
+def test_a_symmetric_matrix_takes_half_and_comes_back_bit_by_bit(tmp_path):
+    odd = symmetric(600)  # more than a block
+    odd[0, 1] = odd[1, 0] = -0.0
+    odd[2, 3] = odd[3, 2] = math.nan
+    stack = torch.stack([symmetric(130, torch.float32), torch.eye(130)])
+    tensors = {"odd": odd, "stack": stack, "after": torch.tensor([1, 2, 3], dtype=torch.int8), "small": torch.eye(3)}
+    store = Store(tmp_path)
+    store.commit(tensors, {})
+    assert state_digest(store.load()[0], {}) == state_digest(tensors, {})
+    packed = load_file(tmp_path / store.current.file)
+    assert packed["odd"].tolist()[:2] == odd[0, :2].tolist()
+    assert bits(packed["odd"]) == bits(odd[tuple(torch.triu_indices(600, 600))])
+    assert packed["stack"].shape == (2, 130 * 131 // 2)
+    assert torch.equal(packed["small"], torch.eye(3))
+    assert store.current.bytes == stored_bytes(tensors) == (tmp_path / store.current.file).stat().st_size
+
+
+@pytest.mark.parametrize("other", [1e-300, -0.0, math.nan])
+def test_a_matrix_that_differs_from_its_transpose_in_a_bit_is_stored_whole(tmp_path, other):
+    matrix = symmetric(600)
+    matrix[599, 7], matrix[7, 599] = 0.0, other
+    store = Store(tmp_path)
+    store.commit({"matrix": matrix}, {})
+    assert state_digest(store.load()[0], {}) == state_digest({"matrix": matrix}, {})
+    assert store.current.bytes > matrix.nbytes
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux to measure memory")
+def test_a_symmetric_matrix_is_never_in_memory_twice(tmp_path):
+    """Saving takes a twentieth of it at most, loading it that and the matrix."""
+    program = f"""
+import torch
+from pathlib import Path
+from dlcft.store.store import Store
+
+def status(field):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(field)) * 1024
+
+def extra(program):
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is from here on
+    before = status("VmRSS")
+    kept = program()
+    return (status("VmHWM") - before) / matrix.nbytes
+
+for size in (600, 4500):  # a small one first: torch's own code is not counted
+    matrix, store = torch.eye(size).double(), Store(Path({str(tmp_path)!r}) / str(size))
+    found = extra(lambda: store.commit({{"matrix": matrix}}, {{}})), extra(store.load)
+print(*found)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    saving, loading = map(float, done.stdout.split())
+    assert saving < 0.05
+    assert 0.95 < loading < 1.05
 
 
 def test_no_tensors_at_all(tmp_path):

@@ -1,6 +1,7 @@
 """Stores that are damaged or forged: refused in one sentence, and left as they are."""
 
 import hashlib
+import json
 import os
 import random
 
@@ -146,6 +147,21 @@ def test_a_version_file_that_is_something_else(tmp_path):
         (tmp_path / "version-1.safetensors").write_bytes(data)
         forge(tmp_path, version_fields(bytes=len(data), sha256=hashlib.sha256(data).hexdigest()))
         with pytest.raises(CheckpointError, match="is not a safetensors file"):
+            store.load()
+
+
+def test_a_triangle_of_no_matrix_is_refused(tmp_path):
+    store = committed(tmp_path)
+    for entry in (
+        {"dtype": "F64", "shape": [4], "data_offsets": [0, 32]},  # 3 or 6 numbers are a triangle
+        {"dtype": "F64", "shape": [], "data_offsets": [0, 8]},
+        {"dtype": "F8_E8M0", "shape": [6], "data_offsets": [0, 6]},
+    ):
+        text = json.dumps({"__metadata__": {"sums": "symmetric"}, "sums": entry}).encode()
+        data = len(text).to_bytes(8, "little") + text + bytes(entry["data_offsets"][1])
+        (tmp_path / "version-1.safetensors").write_bytes(data)
+        forge(tmp_path, version_fields(bytes=len(data), sha256=hashlib.sha256(data).hexdigest()))
+        with pytest.raises(CheckpointError, match="is not a safetensors file that dlcft has written"):
             store.load()
 
 

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from dlcft.closed_form.fit import Problem, RidgePath, check_ridges, cholesky_in_place
+from dlcft.closed_form.triangles import mirror
 
 Tensors = dict[str, Tensor]
 Part = tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor | None]
@@ -48,7 +49,7 @@ class RidgeSums:
     Attributes:
         counts: `n_c`, the total weight of each class.
         class_sums: `s_c`, classes × features.
-        gram: `G`, features × features.
+        gram: `G`, features × features; symmetric to the last bit, so that its triangle is all that is stored.
         samples: how many samples were added, whatever their weights; generalised cross-validation needs it.
 
     Example:
@@ -122,9 +123,7 @@ class RidgeSums:
                 block = slice(start, start + _BLOCK)
                 sums.gram[block, start:].addmm_(weighted[:, block].T, x[:, start:])
             sums = replace(sums, samples=sums.samples + len(y))
-        for start in range(0, self.features, _BLOCK):  # the blocks below the diagonal
-            stop = start + _BLOCK
-            sums.gram[stop:, start:stop] = sums.gram[start:stop, stop:].T
+        mirror(sums.gram)
         return sums
 
     def merge(self, other: RidgeSums) -> RidgeSums:

@@ -14,8 +14,8 @@ from dlcft.store.files import CheckpointError
 from dlcft.store.store import Store
 
 # All are read. 1 had flat settings and untyped records; in 1 and 2 `_RENAMED` curvatures had other names, and DER's α
-# was the weight of a mean over outputs.
-LEARNER_FORMAT = 3
+# was the weight of a mean over outputs; up to 3 symmetric matrices were stored whole, which is read all the same.
+LEARNER_FORMAT = 4
 _RENAMED = {"tkfac": "tkfac-per-sample", "tkfac-trace": "tkfac"}
 
 
@@ -37,7 +37,7 @@ def read_learner(store: Store, version: int | None) -> tuple[dict[str, Tensor], 
             "0.1.0 that did not save its settings; it cannot be loaded."
         )
     header = copy.deepcopy(entry.header)
-    if found < LEARNER_FORMAT:
+    if found < 3:
         settings = header["recipe"] if found == 1 else header["recipe"]["method"]
         if settings.get("curvature") in _RENAMED:
             settings["curvature"] = _RENAMED[settings["curvature"]]

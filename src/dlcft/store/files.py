@@ -8,15 +8,16 @@ import math
 import os
 import stat
 import struct
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import safetensors
 import torch
 from torch import Tensor
 
 from dlcft import __version__
+from dlcft.closed_form import triangles
 from dlcft.data.files import new_file
 
 Tensors = dict[str, Tensor]
@@ -44,6 +45,8 @@ DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
+_BY_NAME = {name: dtype for dtype, name in DTYPES.items()}
+_TRIANGLE = "symmetric: the upper triangle, row by row"
 
 
 class CheckpointError(ValueError):
@@ -95,30 +98,44 @@ def read_json(path: Path) -> Header | None:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> tuple[int, str]:
-    """Write a safetensors file and hash it in the same pass; gives its size and sha256."""
-    start = prefix(tensors)
+    """Write a safetensors file and hash it in the same pass; gives its size and sha256.
+
+    Of a symmetric matrix only the upper triangle is written; the file's metadata names these.
+    """
+    packed = _packed(tensors)
+    start = prefix(tensors, packed)
     digest, size = hashlib.sha256(start), len(start)
     with new_file(path) as file:
         file.write(start)
         for name in _ordered(tensors):
-            data = _bytes(tensors[name])
-            for place in range(0, len(data), CHUNK):
-                chunk = data[place : place + CHUNK]
-                digest.update(chunk)
-                file.write(chunk)
-            size += len(data)
+            for piece in _pieces(tensors[name], name in packed):
+                digest.update(piece)
+                file.write(piece)
+                size += len(piece)
     return size, digest.hexdigest()
+
+
+def stored_bytes(tensors: Mapping[str, Tensor]) -> int:
+    """The size of the file that `write_tensors` would write."""
+    packed = _packed(tensors)
+    numbers = {name: math.prod(_stored_shape(tensor, name in packed)) for name, tensor in tensors.items()}
+    return len(prefix(tensors, packed)) + sum(n * tensors[name].element_size() for name, n in numbers.items())
 
 
 def read_tensors(path: Path, size: int, sha256: str) -> Tensors:
     """The tensors of a safetensors file of this size and hash."""
     verify(path, size, sha256)
     try:
-        # The reader maps the file. A copy does not change, or kill the process, when the file is overwritten.
-        with safetensors.safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (not a dict)
-    except safetensors.SafetensorError as error:
-        raise CheckpointError(f"{path} is not a safetensors file ({error}).") from error
+        with safetensors.safe_open(path, framework="pt"):
+            pass  # it has checked that the data of all tensors follow each other, and fill the file
+        # Its tensors are maps of the file, which counts as memory; and they change when the file is overwritten.
+        with open(path, "rb") as file:
+            entries = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+            packed = entries.pop("__metadata__", {})
+            ordered = sorted(entries, key=lambda name: entries[name]["data_offsets"])
+            return {name: _read(file, entries[name], name in packed) for name in ordered}
+    except (safetensors.SafetensorError, KeyError, ValueError) as error:
+        raise CheckpointError(f"{path} is not a safetensors file that dlcft has written ({error}).") from error
 
 
 def verify(path: Path, size: int, sha256: str) -> None:
@@ -158,19 +175,51 @@ def plain(value: Any) -> Any:
     raise TypeError(f"the header holds {value!r}; accepted are None, strings, booleans, finite numbers, lists, dicts.")
 
 
-def prefix(tensors: Mapping[str, Tensor]) -> bytes:
+def prefix(tensors: Mapping[str, Tensor], packed: Collection[str] = ()) -> bytes:
     """The start of a safetensors file, before the data: the length of a JSON text, and the text."""
-    entries, end = {}, 0
+    entries: Header = {"__metadata__": dict.fromkeys(sorted(packed), _TRIANGLE)} if packed else {}
+    end = 0
     for name in _ordered(tensors):
         tensor = tensors[name]
         if tensor.dtype not in DTYPES or tensor.layout != torch.strided or tensor.is_meta or name == "__metadata__":
             kind = f"{tensor.dtype}, {tensor.layout}, {tensor.device}"
             raise ValueError(f"tensor {name!r} ({kind}) cannot be stored; accepted are dense tensors of real numbers.")
-        start, end = end, end + tensor.numel() * tensor.element_size()
-        entries[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+        shape = _stored_shape(tensor, name in packed)
+        start, end = end, end + math.prod(shape) * tensor.element_size()
+        entries[name] = {"dtype": DTYPES[tensor.dtype], "shape": shape, "data_offsets": [start, end]}
     text = json.dumps(entries, ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     return struct.pack("<Q", len(text)) + text
+
+
+def _packed(tensors: Mapping[str, Tensor]) -> set[str]:
+    return {name for name, tensor in tensors.items() if not tensor.is_meta and triangles.is_symmetric(tensor)}
+
+
+def _stored_shape(tensor: Tensor, packed: bool) -> list[int]:
+    return triangles.packed_shape(tensor.shape) if packed else list(tensor.shape)
+
+
+def _pieces(tensor: Tensor, packed: bool) -> Iterator[memoryview]:
+    """The bytes of a tensor in the order of the file; where it lies in order itself, they can be read into."""
+    if packed:
+        yield from map(_bytes, triangles.rows(tensor))
+        return
+    data = _bytes(tensor)
+    for place in range(0, len(data), CHUNK):
+        yield data[place : place + CHUNK]
+
+
+def _read(file: BinaryIO, entry: Header, packed: bool) -> Tensor:
+    """The next tensor of a file; of a symmetric one the triangle, which is mirrored in place."""
+    shape = triangles.whole_shape(entry["shape"]) if packed else entry["shape"]
+    tensor = torch.empty(shape, dtype=_BY_NAME[entry["dtype"]])
+    for piece in _pieces(tensor, packed):
+        if file.readinto(piece) < len(piece):  # type: ignore[attr-defined]
+            raise ValueError("it ended early")
+    if packed:
+        triangles.mirror(tensor)
+    return tensor
 
 
 def _ordered(tensors: Mapping[str, Tensor]) -> list[str]:
