@@ -23,6 +23,7 @@ from measure import table
 from torch import nn
 
 from dlcft import Learner
+from dlcft.store.files import stored_bytes
 from dlcft.update.forecast import apart, learning_seconds, measure_learning, peak_memory
 
 IMAGES, EPOCHS, CLASSES = 1000, 5, 10
@@ -104,7 +105,7 @@ def measure(name: str, last: list[str], way: str, size: int, batch: int) -> Cost
     tasks = [(images(count, size, number), None) for number, count in enumerate((batch, batch, 2 * batch))]
     rates = measure_learning(learner, tasks)
     peak = peak_memory()
-    state = sum(tensor.nbytes for tensor in learner.state()[0].values())
+    state = stored_bytes(learner.state()[0])
     seconds = learning_seconds(rates, samples=IMAGES, epochs=0 if learner.recipe.closed_form else EPOCHS, solves=2)
     return Cost(seconds, plain_epochs(backbone, size, batch) * EPOCHS * IMAGES, peak, state)
 
