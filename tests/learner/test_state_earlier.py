@@ -11,7 +11,9 @@ from torch import nn
 
 from dlcft import Learner
 from dlcft.store.files import CheckpointError
-from tests.learner.test_learner import Net, data
+from tests.learner import test_learner
+from tests.learner.test_learner import Net, data, make
+from tests.learner.test_state import digest
 from tests.support.stores import forge
 
 SAVED = Path(__file__).parents[1] / "support" / "saved"
@@ -91,3 +93,30 @@ class Headless(nn.Module):
 
     def forward(self, x):
         return self.fc(self.body(x))
+
+
+def test_a_matrix_that_was_stored_whole_goes_on_bit_by_bit(tmp_path, monkeypatch):
+    """Learning, forgetting and merging end the same, whether G was stored whole or as a triangle."""
+    learner = make("ranpac", random_features=200)
+    learner.learn(task(0, "class-il"), progress=False)
+    learner.save(tmp_path / "packed")
+    with monkeypatch.context() as earlier:
+        earlier.setattr("dlcft.closed_form.triangles.is_symmetric", lambda tensor: False)
+        earlier.setattr("dlcft.learner.learner.LEARNER_FORMAT", 3)
+        learner.save(tmp_path / "whole")
+    sizes = [(tmp_path / name / "version-1.safetensors").stat().st_size for name in ("packed", "whole")]
+    assert sizes[0] < 0.6 * sizes[1]
+    other = make("ranpac", random_features=200)
+    other.learn(task(2, "class-il"), progress=False)
+    ends = []
+    for name in ("packed", "whole"):
+        loaded = Learner.load(tmp_path / name, test_learner.backbone(), device="cpu")
+        assert digest(loaded) == digest(learner)
+        loaded.learn(task(1, "class-il"), progress=False)
+        loaded.forget(task(0, "class-il"))
+        loaded.merge(other)
+        loaded.save(tmp_path / name)
+        ends.append(digest(loaded))
+        assert digest(Learner.load(tmp_path / name, test_learner.backbone(), device="cpu")) == ends[-1]
+        assert (tmp_path / name / "version-2.safetensors").stat().st_size < 0.7 * sizes[1]
+    assert ends[0] == ends[1]

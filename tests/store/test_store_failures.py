@@ -73,6 +73,17 @@ def test_full_disk(tmp_path, monkeypatch):
     assert digest(store) == state_digest(*content(3))
 
 
+@pytest.mark.parametrize("room", [1_000, 50_000])
+def test_full_disk_inside_a_triangle(tmp_path, monkeypatch, room):
+    store = committed(tmp_path)
+    before = files(tmp_path)
+    monkeypatch.setattr(_files, "open", FullDisk(room).open, raising=False)
+    with pytest.raises(OSError, match="No space left on device"):
+        store.commit({"symmetric": torch.eye(130).double()}, {})
+    assert files(tmp_path) == before
+    assert digest(store) == state_digest(*content(1))
+
+
 @pytest.mark.parametrize("function", ["fsync", "replace"])
 @pytest.mark.parametrize("call", [1, 2, 3, 4])
 def test_failing_calls(tmp_path, monkeypatch, function, call):
