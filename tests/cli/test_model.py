@@ -162,7 +162,21 @@ def test_a_dry_run_changes_nothing(tmp_path):
     assert "would learn 12 samples of 2 labels; new: blue, red" in done.stdout
     assert "takes about" in done.stdout
     assert "of memory" in done.stdout
+    assert "  instead, 5,000 features: 1 GB of memory, 100 MB on disk" in done.stdout
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data"]
+
+
+def test_a_dry_run_tells_the_size_that_a_version_then_has(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (70, 32, 32, 3), dtype=np.uint8)
+    np.savez(tmp_path / "data.npz", x=pixels, y=np.arange(70))  # more labels than the trial has samples
+    settings = ["--set", "tangent_features=100", "--set", "random_features=50"]
+    command = ["update", "--model", tmp_path / "model", "--data", tmp_path / "data.npz", *settings, "--json"]
+    told = json.loads(dlcft(*command, "--dry-run").stdout)
+    assert told["classes"] == 70
+    assert told["budgets"][0]["features"] == told["features"]
+    written = json.loads(dlcft(*command).stdout)["disk"]["written"]
+    assert abs(told["bytes"] - written) < 0.02 * written
+    assert told["budgets"][0]["disk"] < told["bytes"]
 
 
 TEXT_NETWORK = """

@@ -184,9 +184,9 @@ def test_degenerate_data_gives_finite_solutions():
     assert sums(x[:1], y[:1]).path().gcv([0.1]).isinf().all()
 
 
-@pytest.mark.parametrize("limit", [module._EIGEN_LIMIT, 0])
+@pytest.mark.parametrize("limit", [module.EIGEN_LIMIT, 0])
 def test_a_feature_that_was_all_but_silent_does_not_decide_alone(limit, monkeypatch):
-    monkeypatch.setattr(module, "_EIGEN_LIMIT", limit)
+    monkeypatch.setattr(module, "EIGEN_LIMIT", limit)
     x, y = data(200)
     x[:, 3] = 0
     x[0, 3] = 1e-3  # 4 as in other features, one day
@@ -276,7 +276,7 @@ def test_a_ridge_is_chosen_alike_with_and_without_an_eigendecomposition(monkeypa
     assert torch.allclose(torch.tensor(scores, dtype=torch.float64), expected, rtol=0.02)
     monkeypatch.undo()
     chosen = sums.choose_ridge()
-    monkeypatch.setattr("dlcft.closed_form.sums._EIGEN_LIMIT", 0)
+    monkeypatch.setattr("dlcft.closed_form.sums.EIGEN_LIMIT", 0)
     assert sums.choose_ridge() == chosen
     assert chosen not in (RIDGES[0], RIDGES[-1])
 
@@ -292,7 +292,7 @@ def noisy(n, features, seed=0):
 @pytest.mark.parametrize("limit", [0, 1500])
 @pytest.mark.parametrize("again", [1, 20, 60])
 def test_samples_that_come_again_do_not_spoil_the_ridge(limit, again, monkeypatch):
-    monkeypatch.setattr("dlcft.closed_form.sums._EIGEN_LIMIT", limit)
+    monkeypatch.setattr("dlcft.closed_form.sums.EIGEN_LIMIT", limit)
     x, y = noisy(60, 90)
     once, twice = sums(x, y), sums(x, y).add(x[:again], y[:again])
     assert once.choose_ridge() > 1e-2
@@ -332,7 +332,7 @@ def test_a_feature_that_only_forgotten_samples_had():
 @pytest.mark.parametrize("limit", [0, 1500])
 def test_the_ridge_may_pull_to_a_start(limit, monkeypatch):
     """Against the normal equations written out; without data in a direction, the start is kept there."""
-    monkeypatch.setattr("dlcft.closed_form.sums._EIGEN_LIMIT", limit)
+    monkeypatch.setattr("dlcft.closed_form.sums.EIGEN_LIMIT", limit)
     torch.manual_seed(0)
     x = torch.randn(40, 5, dtype=torch.float64) * torch.tensor([1.0, 2.0, 0.5, 3.0, 1.0]).double()
     x[:, 4] = 2.0  # constant: nothing is known of it
@@ -361,7 +361,7 @@ def test_a_ridge_for_few_samples_and_many_features(samples):
     x = torch.relu(z @ torch.randn(20, 1600, generator=generator, dtype=torch.float64))
     y = (z[:, :5] + torch.randn(samples, 5, generator=generator, dtype=torch.float64)).argmax(1)
     few = sums(x, y)
-    assert few.features > module._EIGEN_LIMIT
+    assert few.features > module.EIGEN_LIMIT
     assert abs(RIDGES.index(few.choose_ridge()) - int(few.path().gcv(RIDGES).argmin())) <= 1
 
 

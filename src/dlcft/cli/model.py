@@ -39,6 +39,7 @@ _OWN = "A module of your own that defines the model's method or curvature; may b
 Import = Annotated[list[str] | None, Parameter(name="--import", help=_OWN)]
 _REPEATED = "The model's backbone, repeated, where its name imports or downloads something (module:factory, timm:, …)."
 Backbone = Annotated[str | None, Parameter(help=_REPEATED)]
+_BUDGETS = (1000, 2500, 5000, 10_000)  # features whose costs a dry run tells
 _GATE = 3  # exit code when a gate has kept the new version from becoming current
 _SKIPPED = 4  # exit code when an input could not be read
 _LEFT = 5  # exit code when a file that may know forgotten samples could not be deleted
@@ -89,7 +90,8 @@ def update(
         again: Learn data that was learned before once more, so that it counts twice. The same data in another order or
             form (images and arrays) is not recognised.
         page: The HTML file for the report; by default one beside the model's directory.
-        dry_run: Change nothing; tell the labels, and by a trial on a few of the samples the time and the memory.
+        dry_run: Change nothing; tell the labels, and by a trial on a few of the samples the time, the memory and the
+            size on disk.
     """
     positive("--keep", keep)
     if page is not None:
@@ -353,6 +355,7 @@ def _new_model(learner: Learner, model: Path) -> str:
 def _describe(
     learner: Learner, samples: Samples, model: Path, first: First, data: Path, held_out: Samples | None, as_json: bool
 ) -> None:
+    from dlcft.closed_form.costs import costs
     from dlcft.update.forecast import forecast
 
     known = set(learner.labels()) if learner.tasks else set()
@@ -364,13 +367,20 @@ def _describe(
         labels = len(set(samples.labels))
         print(f"would learn {len(samples)} samples of {labels} labels; new: {', '.join(new) or 'none'}", flush=True)
     cost = forecast(unbound, (model, first, data), samples=len(samples), tested=tested)
+    # the number of features is chosen at the first update
+    budgets = [] if cost.features is None else [cost.features, *(_BUDGETS if not learner.tasks else ())]
+    shares = {features: costs(features, cost.classes) for features in budgets}
     if as_json:
         facts = {"tasks": learner.tasks, "samples": len(samples), "new_labels": new}
-        print(json.dumps(facts | asdict(cost)))
+        rows = [{"features": features, **asdict(share)} for features, share in shares.items()]
+        print(json.dumps(facts | asdict(cost) | {"budgets": rows}))
         return
     took = f"{in_seconds(cost.trial_seconds)} for a trial on {cost.trial_samples} samples"
     print(f"takes about {in_seconds(cost.seconds)} ({took})")
     print(f"needs about {in_bytes(cost.peak)} of memory, and {in_bytes(cost.bytes)} on disk for each version kept")
+    for features, share in shares.items():
+        part = "of these" if features == cost.features else "instead"
+        print(f"  {part}, {features:,} features: {in_bytes(share.memory)} of memory, {in_bytes(share.disk)} on disk")
 
 
 def _write_page(done: Update, learner: Learner, model: Path, page: Path | None) -> str | None:

@@ -33,7 +33,7 @@ RIDGES = tuple(10 ** (k / 2) for k in range(-10, 5))
 _ALIKE = 1e-4  # scores count as equal if they differ by a smaller share
 _BLOCK = 512  # columns of the Gram matrix at a time: only blocks on and above the diagonal are multiplied
 _CONSTANT = 1e-12  # a feature counts as constant if its variance is below this share of its mean square
-_EIGEN_LIMIT = 1500  # with more features, an eigendecomposition takes too long
+EIGEN_LIMIT = 1500  # with more features, an eigendecomposition takes too long
 _COARSE = 800  # about how many features give the first guess of a ridge then
 _NEGATIVE = 1e-4  # a negative variance beyond this share of a sample's ‖φ‖² is an error, not rounding
 _ROUNDING = 1e-9  # a difference of sums, relative to the sum before, below which it is zero
@@ -265,7 +265,7 @@ class RidgeSums:
         """
         check_ridges(ridges, positive=True)
         ridges = sorted(ridges)
-        step = -(-self.features // _COARSE) if self.features > _EIGEN_LIMIT else 1
+        step = -(-self.features // _COARSE) if self.features > EIGEN_LIMIT else 1
         part = None if start is None else start[:, ::step]
         few = replace(self, class_sums=self.class_sums[:, ::step], gram=self.gram[::step, ::step])
         near = few.path(equal_classes=equal_classes, scale=scale, start=part).gcv(ridges)

@@ -16,9 +16,11 @@ from typing import Any, TypeVar
 import torch
 from torch.utils._pytree import tree_leaves
 
+from dlcft.closed_form.costs import costs
 from dlcft.data.samples import Samples
 from dlcft.learner.learner import Learner
 from dlcft.learner.records import Learned
+from dlcft.store.files import stored_bytes
 
 T = TypeVar("T")
 TEST_BATCH = 64  # held-out samples that are looked at together, so that testing takes no more memory than learning
@@ -50,11 +52,16 @@ class Rates:
 
 @dataclass(frozen=True)
 class Forecast:
-    """Seconds to learn, solve and test; bytes of memory at the peak, and on disk for one version; the trial's cost."""
+    """Seconds to learn, solve and test; bytes of memory at the peak, and on disk for one version; the trial's cost.
+
+    In closed form also the numbers of features and of classes, from which `closed_form.costs` tells their share.
+    """
 
     seconds: float
     peak: int
     bytes: int
+    features: int | None
+    classes: int
     trial_samples: int
     trial_seconds: float
 
@@ -71,10 +78,11 @@ def forecast(
         tested: how many are held out.
     """
     started = time.perf_counter()
-    rates, epochs, solves, state = apart(_try, open_learner, arguments)
+    rates, epochs, solves, size, features, classes = apart(_try, open_learner, arguments)
     seconds = learning_seconds(rates, samples=samples, epochs=epochs, solves=solves)
     seconds += tested * rates.testing * solves  # before, if there is a version before, and after
-    return Forecast(seconds, rates.peak, state, min(max(_TRIAL), samples), time.perf_counter() - started)
+    tried, took = min(max(_TRIAL), samples), time.perf_counter() - started
+    return Forecast(seconds, rates.peak, size, features, classes, tried, took)
 
 
 def learning_seconds(rates: Rates, *, samples: int, epochs: int, solves: int) -> float:
@@ -85,8 +93,8 @@ def learning_seconds(rates: Rates, *, samples: int, epochs: int, solves: int) ->
 
 def _try(
     open_learner: Callable[..., tuple[Learner, Samples]], arguments: tuple[Any, ...]
-) -> tuple[Rates, int, int, int]:
-    """Rates, epochs, how often a regression is solved, and bytes of the state."""
+) -> tuple[Rates, int, int, int, int | None, int]:
+    """Rates, epochs, how often a regression is solved, bytes of a version, features in closed form, and classes."""
     learner, samples = open_learner(*arguments)
     # the new fit, and the old one again for the predicted rise
     solves = 2 if learner.tasks else 1
@@ -95,8 +103,12 @@ def _try(
     one = samples.part(some[:1]).fetch(torch.tensor([0]))
     missing = max(0, learner.recipe.training.batch_size - TEST_BATCH) * sum(part.nbytes for part in tree_leaves(one))
     rates = replace(rates, peak=rates.peak + _COPIES * missing)
-    size = sum(tensor.nbytes for tensor in learner.state()[0].values())
-    return rates, learner.recipe.settings.get("epochs", 0), solves, size
+    size, seen = stored_bytes(learner.state()[0]), len(learner.labels())
+    classes = len({*learner.labels(), *samples.labels})  # the trial may not have seen all
+    features = learner.model.feature_count if learner.recipe.closed_form else None
+    if features is not None:
+        size += costs(features, classes).disk - costs(features, seen).disk
+    return rates, learner.recipe.settings.get("epochs", 0), solves, size, features, classes
 
 
 def measure_learning(learner: Learner, tasks: Sequence[tuple[Any, str | None]]) -> Rates:
