@@ -39,7 +39,7 @@ def test_a_process_of_its_own(tmp_path):
     assert (done.returncode, done.stdout.strip()[0].isdigit()) == (0, True)
     done = dlcft_process("update", "--model", "m", "--data", "nowhere", cwd=tmp_path)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    small = ["--set", "tangent_features=20", "--set", "random_features=10"]
+    small = ["--set", "depth_features=30"]
     data = pictures(tmp_path / "data", ["red", "green"])
     done = dlcft_process("update", "--model", "m", "--data", "data", *small, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -106,7 +106,7 @@ def test_run_writes_a_result_once(tmp_path):
 
 
 def test_five_months_with_new_labels_in_the_third(tmp_path):
-    model, small = tmp_path / "model", ["--set", "tangent_features=100", "--set", "random_features=50"]
+    model, small = tmp_path / "model", ["--set", "depth_features=150"]
     holdout = pictures(tmp_path / "holdout", ["red", "green"], seed=99)
     for month in range(5):
         labels = ["red", "green"] if month < 2 else ["red", "blue", "grey"]
@@ -156,7 +156,7 @@ def test_five_months_with_new_labels_in_the_third(tmp_path):
 
 def test_a_dry_run_changes_nothing(tmp_path):
     data = pictures(tmp_path / "data", ["red", "blue"])
-    small = ["--set", "tangent_features=100", "--set", "random_features=50"]
+    small = ["--set", "depth_features=150"]
     done = dlcft("update", "--model", tmp_path / "model", "--data", data, *small, "--dry-run")
     assert done.returncode == 0
     assert "would learn 12 samples of 2 labels; new: blue, red" in done.stdout
@@ -169,7 +169,7 @@ def test_a_dry_run_changes_nothing(tmp_path):
 def test_a_dry_run_tells_the_size_that_a_version_then_has(tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (70, 32, 32, 3), dtype=np.uint8)
     np.savez(tmp_path / "data.npz", x=pixels, y=np.arange(70))  # more labels than the trial has samples
-    settings = ["--set", "tangent_features=100", "--set", "random_features=50"]
+    settings = ["--set", "depth_features=150"]
     command = ["update", "--model", tmp_path / "model", "--data", tmp_path / "data.npz", *settings, "--json"]
     told = json.loads(dlcft(*command, "--dry-run").stdout)
     assert told["classes"] == 70
@@ -223,7 +223,7 @@ def test_texts(tmp_path):
     january = sentences(tmp_path / "january.csv", ["food", "sea"])
     february = sentences(tmp_path / "february.csv", ["sea", "code"], seed=1)
     holdout = sentences(tmp_path / "holdout.csv", ["food", "sea", "code"], seed=2)
-    small = ["--set", "tangent_features=60", "--set", "random_features=30"]
+    small = ["--set", "depth_features=90"]
     model = ["--model", tmp_path / "model"]
     model += ["--backbone", "my_text:make"]
     done = dlcft("update", *model, "--data", january, *small, cwd=tmp_path)
@@ -307,7 +307,7 @@ def test_a_model_that_was_adopted_in_python_goes_on_at_the_command_line(tmp_path
     monkeypatch.syspath_prepend(tmp_path)
     data, more = pictures(tmp_path / "data", ["red", "green"]), pictures(tmp_path / "more", ["green", "blue"], seed=1)
     classifier = importlib.import_module("my_classifier").classifier()
-    options = {"preprocess": Preprocess(size=(8, 8)), "tangent_features": 20, "random_features": 8}
+    options = {"preprocess": Preprocess(size=(8, 8)), "depth_features": 28}
     Learner.adopt(classifier, "4", ["green", "red"], data, **options).save("model")
     with pytest.raises(ValueError, match="dlcft update --backbone once"):
         run("update", "--model", "model", "--data", more)
@@ -351,7 +351,7 @@ def test_a_directory_from_someone_else_runs_no_code(name, tmp_path):
 
 
 def test_a_gate_has_its_own_exit_code(tmp_path):
-    model, small = tmp_path / "model", ["--set", "tangent_features=100", "--set", "random_features=50"]
+    model, small = tmp_path / "model", ["--set", "depth_features=150"]
     good = pictures(tmp_path / "good", ["red", "green"])
     bad = tmp_path / "bad"
     pictures(bad / "x", ["red", "green"], count=30)
@@ -383,9 +383,9 @@ def test_a_first_update_that_fails_leaves_nothing(tmp_path):
     (broken / "red" / "0.png").write_bytes(b"no image")
     for arguments in (
         ["--data", tmp_path / "nowhere"],
-        ["--data", data, "--set", "tangent_features=-5"],
-        ["--data", data, "--set", "tangent_features=abc"],
-        ["--data", broken, "--set", "tangent_features=100"],
+        ["--data", data, "--set", "depth_features=-5"],
+        ["--data", data, "--set", "depth_features=abc"],
+        ["--data", broken, "--set", "depth_features=100"],
         ["--data", broken, "--method", "dlcft"],
     ):
         done = dlcft("update", "--model", model, *arguments)
@@ -395,14 +395,14 @@ def test_a_first_update_that_fails_leaves_nothing(tmp_path):
     model.mkdir()
     assert dlcft("update", "--model", model, "--data", broken, "--method", "dlcft").returncode == 2
     assert list(model.iterdir()) == []
-    first = ["update", "--model", model, "--data", data, "--set", "tangent_features=100", "--set", "random_features=50"]
+    first = ["update", "--model", model, "--data", data, "--set", "depth_features=150"]
     done = dlcft(*first, "--holdout", pictures(tmp_path / "held", ["red"], seed=3), "--max-drop", "0.1")
     assert "nothing was known before: gates count from the next update on" in done.stderr
 
 
 def test_old_versions_are_removed_when_asked(tmp_path):
     model = tmp_path / "model"
-    small = ["--set", "tangent_features=100", "--set", "random_features=50"]
+    small = ["--set", "depth_features=150"]
     for month in range(2):
         data = pictures(tmp_path / f"month-{month}", ["red", "blue"], seed=month)
         dlcft("update", "--model", model, "--data", data, *(small if month == 0 else []))

@@ -14,7 +14,7 @@ from dlcft.update import forecast
 from tests.cli.test_model import pictures
 from tests.support.commands import dlcft_process
 
-SMALL = ["--set", "tangent_features=30", "--set", "random_features=20"]
+SMALL = ["--set", "depth_features=50"]
 
 
 def refused(capsys, *words):

@@ -32,7 +32,7 @@ TEST = data([0, 1, 2, 3], n=400, seed=5)
 SAMPLE = data([0, 1, 2, 3], n=24, seed=6)
 LABELS = [0, 1, 2, 3]
 SETTINGS = {
-    "dlcft-exact": {"tangent_features": 64, "random_features": 16},
+    "dlcft-exact": {"depth_features": 64},
     "tangent": {"tangent_features": 64},
     "ridge": {},
     "dlcft": {"epochs": 3},

@@ -19,7 +19,7 @@ FAST = {"epochs": 2, "batch_size": 8}
 SMALL = {
     "ranpac": {"random_features": 32},
     "tangent": {"tangent_features": 64},
-    "dlcft-exact": {"tangent_features": 64, "random_features": 16},
+    "dlcft-exact": {"depth_features": 64},
 }
 
 
@@ -349,9 +349,9 @@ def test_der_keeps_what_was_answered_and_new_outputs_at_zero():
         (lambda: make("dlcft", first_order=1), ValueError, "first_order is 1; it must be true or false"),
         (lambda: make("dlcft", clip="no"), ValueError, "clip is 'no'; it must be a finite number or None"),
         (
-            lambda: make("dlcft-exact", tangent_features=-5),
+            lambda: make("dlcft-exact", depth_features=-5),
             ValueError,
-            "tangent_features is -5; it must be at least 0",
+            "depth_features is -5; it must be at least 0",
         ),
         (lambda: make("dlcft", lr=0), ValueError, "lr is 0; it must be positive"),
         (lambda: make("dlcft", epochs=0), ValueError, "epochs is 0; it must be at least 1"),
@@ -377,8 +377,8 @@ def test_der_keeps_what_was_answered_and_new_outputs_at_zero():
         (
             lambda: Learner(backbone(), "dlcft-exact", epochs=500),
             ValueError,
-            r"dlcft-exact has no setting 'epochs'; did you mean 'start_epochs'\? It has random_features, "
-            "tangent_features, tangent_share, direction, scale, batch_size, augment, ridge, weigh_by, equal_classes",
+            r"dlcft-exact has no setting 'epochs'; did you mean 'start_epochs'\? It has depth_features, "
+            "random_features, tangent_features, tangent_share, direction, scale, batch_size, augment, ridge, weigh_by, equal_classes",
         ),
         (lambda: make("dlcft", curvature="kfacc"), ValueError, r"unknown curvature 'kfacc'; did you mean 'kfac'\?"),
         (lambda: make("dlcft", curvature="kfac"), ValueError, "curvature='kfac' has no effect in 'class-il': the back"),

@@ -23,7 +23,7 @@ def normed(dropout=0.0):
     [lambda: lambda name: True, lambda: lambda name: name[0] == "0", lambda: {"4"}, lambda: iter(["4.weight"])],
 )
 def test_any_choice_of_parameters_is_saved(method, choice, tmp_path):
-    small = {"tangent_features": 20, "random_features": 4} if method == "dlcft-exact" else {"epochs": 2, "lr": 0.01}
+    small = {"depth_features": 24} if method == "dlcft-exact" else {"epochs": 2, "lr": 0.01}
     learner = Learner(normed(), method, scenario="data-il", train=choice(), **small)
     learner.learn((FLAT, LABELS), progress=False)
     learner.save(tmp_path)

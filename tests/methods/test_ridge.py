@@ -17,7 +17,7 @@ CLOSED_FORM = {
     "ridge": {},
     "ranpac": {"random_features": 20},
     "tangent": {"tangent_features": 40},
-    "dlcft-exact": {"tangent_features": 40, "random_features": 10},
+    "dlcft-exact": {"depth_features": 50},
 }
 X, Y = data([0, 1, 2, 3], n=48)
 X = X.double()
@@ -96,14 +96,15 @@ def test_merging_learners_of_other_features_is_refused():
         first.merge(second)
     with pytest.raises(ValueError, match="with itself"):
         first.merge(first)
-    with pytest.raises(ValueError, match="another tangent_features, 50 in place of"):
-        first.merge(make(direction="random", tangent_features=50))
-    with pytest.raises(ValueError, match=r"another tangent_share, 1.0 in place of 0.5; settings, scenario, backbone"):
-        first.merge(make(direction="random", tangent_share=1.0))
+    with pytest.raises(ValueError, match="another depth_features, 40 in place of"):
+        first.merge(make(direction="random", depth_features=40))
+    with pytest.raises(ValueError, match=r"another tangent_share, 0.5 in place of 1.0; settings, scenario, backbone"):
+        first.merge(make(direction="random", tangent_share=0.5))
     with pytest.raises(ValueError, match=r"another preprocessing, Preprocess\(size=\(4, 4\)"):
         first.merge(make(direction="random", preprocess=Preprocess(size=(4, 4))))
     with pytest.raises(ValueError, match="another train, "):
-        make(direction="random", train=[next(iter(dict(Net().named_parameters())))]).merge(first)
+        some = [next(iter(dict(Net().named_parameters())))]
+        make("tangent", direction="random", train=some).merge(make("tangent", direction="random"))
     network = Net().double().eval()
     with pytest.raises(ValueError, match="merge needs a closed-form method"):
         Learner(network, "dlcft", epochs=1).merge(Learner(network, "dlcft", epochs=1))

@@ -21,7 +21,7 @@ from dlcft.cli import app
 
 ROOT = Path(__file__).parents[2]
 RUN = {"update", "predict", "evaluate", "history", "rollback", "forget", "list"}
-SMALL = ["--set", "tangent_features=100", "--set", "random_features=50"]  # so that a first update takes a second
+SMALL = ["--set", "depth_features=150"]  # so that a first update takes a second
 FOLDERS = [f"{part}/{label}" for part in ("january", "february", "holdout") for label in ("dark", "light")]
 INLINE = re.compile(r"(?<!`)`((?:dlcft|python|make) [^`\n…]+)`(?!`)")
 

@@ -154,7 +154,7 @@ SCALES: dict[str, Scale] = {
         (Spectrum(per_class=10, epochs=2, points=3, samples=50, iterations=3),),
         seeds=1,
         knn=1,
-        small={"buffer": CHOICES["buffer"].value["smoke"], "random_features": 64, "tangent_features": 64},
+        small={"buffer": CHOICES["buffer"].value["smoke"], "random_features": 64, "depth_features": 64},
         missing={"mit": "digits stand in for CIFAR-100 only."},
     ),
     "small": Scale(

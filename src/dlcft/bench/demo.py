@@ -35,7 +35,7 @@ NEW_CLASSES = Experiment(dataset="digits", scenario="class-il", tasks=5, per_cla
 BATCH_SIZE, BUFFER = 16, 50
 # A task is a hundred steps, in which a head from zero hardly moves at the recipes' learning rates: those of scale small
 RATES = CHOICES["lr"].value["small"]
-TANGENT_FEATURES, RANDOM_FEATURES = 1024, 1024  # more than twice the 320 images; solving takes their cube
+FEATURES = 1024  # more than twice the 320 images; solving takes their cube
 MOST_JOBS = 4  # a process takes about a gigabyte
 
 
@@ -53,9 +53,7 @@ def _settings(method: str, epochs: int) -> dict[str, Any]:
     if recipe.get("head_start") == "zero":
         settings |= {"lr": RATES.get(method, RATES[recipe["optimizer"]]), "start_lr": RATES["sgd"]}
     if RECIPES[method].closed_form:
-        tangent = bool(recipe["tangent_features"])
-        settings = {"tangent_features": TANGENT_FEATURES} if tangent else {}
-        settings["random_features"] = RANDOM_FEATURES // 4 if tangent else RANDOM_FEATURES
+        settings = {"depth_features": FEATURES, "random_features": FEATURES}
     return {name: value for name, value in settings.items() if recipe.get(name)}
 
 

@@ -108,6 +108,24 @@ class FlipAveraged(nn.Module):
         return (found + mirrored) / 2
 
 
+class Joined(nn.Module):
+    """The features of two modules side by side.
+
+    Args:
+        first: a module that computes features of a batch.
+        second: another one.
+        skipped: how many features of the second are left out, from the first one on.
+    """
+
+    def __init__(self, first: nn.Module, second: nn.Module, skipped: int) -> None:
+        super().__init__()
+        self.first, self.second, self.skipped = first, second, skipped
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Features, samples × features."""
+        return torch.cat([self.first(*args, **kwargs), self.second(*args, **kwargs)[:, self.skipped :]], 1)
+
+
 class TangentFeatures(Frozen):
     """`φ(x) = [z; relu(P z); vec(S_l D_l(x) R_l) for every layer l and direction u]` of a frozen network.
 

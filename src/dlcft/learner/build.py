@@ -5,14 +5,15 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from dlcft.closed_form.features import FlipAveraged, FrozenFeatures, TangentFeatures
+from dlcft.closed_form.depth import Activation, DepthFeatures, find_activations
+from dlcft.closed_form.features import FlipAveraged, FrozenFeatures, Joined, TangentFeatures
 from dlcft.data.images import Preprocess, UnitImages
 from dlcft.data.samples import Samples, to_device
 from dlcft.methods.recipes import Recipe
@@ -60,6 +61,7 @@ class Builder:
         train: the selection as JSON can hold it.
         fingerprint: of the given backbone.
         width: the length of its features; None before the first batch.
+        activations: those that depth features are taken of; None before the first batch, or without such features.
         given: a copy of the given backbone, where the first task trains it.
         started: the network after the first task, once trained.
 
@@ -87,6 +89,7 @@ class Builder:
         self.backbone = _prepared(backbone, recipe, self.train, preprocess).to(device)
         self.dtype = reference(self.backbone).dtype
         self.width: int | None = None
+        self.activations: list[Activation] | None = None
         self.first = first
         self.given = None if first is None else copy.deepcopy(backbone)
         self.started: nn.Module | None = None
@@ -135,11 +138,19 @@ class Builder:
         model = self.recipe.model
         principal = isinstance(model, Features) and model.tangent_features and model.direction == "principal"
         some = torch.linspace(0, len(samples) - 1, min(_DIRECTION_SAMPLES if principal else 1, len(samples))).long()
+        if isinstance(model, Features) and model.depth_features:
+            self.look(to_device(samples.fetch(torch.arange(min(3, len(samples)))), self.device, dtype=self.dtype))
         parts = (to_device(samples.fetch(few), self.device, dtype=self.dtype) for few in some.split(_TOGETHER))
         return self.build_on(torch.cat([self.features(x) for x in parts]))
 
+    def look(self, x: Input) -> None:
+        """Find the activations that depth features are taken of; a few samples show their shapes."""
+        assert isinstance(self.recipe.model, Features)
+        if self.recipe.model.depth_features:
+            self.activations = find_activations(self.backbone, x, self.recipe.model.depth_features)
+
     def build_on(self, z: Tensor) -> Classifier:
-        """The classifier, given features of the backbone."""
+        """The classifier, given features of the backbone; where it has depth features, `look` comes first."""
         self.width = z.shape[1]
         model = self.recipe.model
         if isinstance(model, Network):
@@ -162,9 +173,16 @@ class Builder:
         return z
 
     def _fixed_features(self, model: Features, z: Tensor) -> tuple[nn.Module, int]:
-        width = z.shape[1]
+        width, random = z.shape[1], model.random_features
+        if model.depth_features:
+            assert self.activations is not None
+            depth = DepthFeatures(self.backbone, self.activations, seed=self.seed)
+            if not (random or model.tangent_features):
+                return depth, width + depth.length
+            others, length = self._fixed_features(replace(model, depth_features=0), z)
+            skipped = width if model.tangent_features else 0  # z stands first in both
+            return Joined(depth, others, skipped), width + depth.length + length - skipped
         if not model.tangent_features:
-            random = model.random_features
             return FrozenFeatures(self.backbone, width, random=random, seed=self.seed), random or width
         if model.direction == "random":
             direction = torch.randn(1, width, generator=torch.Generator().manual_seed(self.seed)).to(z)
@@ -174,12 +192,12 @@ class Builder:
             self.backbone,
             direction,
             features=model.tangent_features,
-            random=model.random_features,
+            random=random,
             train=self.train,
             share=model.tangent_share,
             seed=self.seed,
         )
-        return features, width + model.random_features + features.length
+        return features, width + random + features.length
 
 
 def _prepared(backbone: nn.Module, recipe: Recipe, train: Selection, preprocess: Preprocess | None) -> nn.Module:
@@ -192,7 +210,7 @@ def _prepared(backbone: nn.Module, recipe: Recipe, train: Selection, preprocess:
     if recipe.linear:
         return Linearized(fold_batchnorm(backbone), train=train)
     if train is not None and not recipe.settings.get("tangent_features"):
-        raise ValueError("train= is for recipes on the tangent space: linearised ones, 'tangent' and 'dlcft-exact'.")
+        raise ValueError("train= is for recipes on the tangent space: linearised ones and 'tangent'.")
     return copy.deepcopy(backbone).requires_grad_(not recipe.closed_form)
 
 

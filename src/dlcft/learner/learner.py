@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dlcft.closed_form.depth import Activation
 from dlcft.data.augment import Augmentation
 from dlcft.data.images import Preprocess
 from dlcft.data.labels import Label, Labels
@@ -31,6 +32,7 @@ from dlcft.methods.base import Method, Task, joined_states, split_states
 from dlcft.methods.recipes import RECIPES, Recipe, named_recipe, own_recipe
 from dlcft.methods.settings import SCENARIOS, Features, Scenario
 from dlcft.network.classifier import Classifier, learned_state
+from dlcft.network.inputs import Input
 from dlcft.network.linearize import Selection
 from dlcft.store.files import CheckpointError
 from dlcft.store.store import Store
@@ -139,6 +141,7 @@ class Learner:
         method: str | Method | Recipe = "dlcft-exact",
         *,
         weight: float = 1.0,
+        example: Any = None,
         **options: Any,
     ) -> Learner:
         """A learner that goes on from a classifier which already knows classes.
@@ -155,6 +158,8 @@ class Learner:
             data: labelled samples of these classes, see `Samples`.
             method: see `Learner`.
             weight: how much each of these samples counts; with a tenth of the old data at hand, 10.
+            example: one or more inputs without labels. Methods with `depth_features` need it if there is neither `data`
+                nor a preprocessing with a size: it shows the shapes inside the network, and is not learned.
             options: of `Learner`.
 
         Raises:
@@ -173,6 +178,8 @@ class Learner:
             few = samples.fetch(torch.arange(min(8, len(samples))))
             x = to_device(few, learner.device, dtype=learner._builder.dtype)
             check_last(model, learner._builder.features(x), layer, x, learner.preprocess)
+        elif isinstance(learner.recipe.model, Features) and learner.recipe.model.depth_features:
+            learner._builder.look(learner._example(example))
         learner._adopt(layer, Labels(labels), samples, weight)
         return learner
 
@@ -337,6 +344,7 @@ class Learner:
         self.method.merge(other.method, places)
         if self._model is None and other._model is not None:
             self._model, self._builder.width = copy.deepcopy(other._model), other._builder.width
+            self._builder.activations = other._builder.activations
             self._model.set_heads({})
         for head in labels:
             self._grow(head, labels[head])
@@ -478,6 +486,7 @@ class Learner:
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Tensors, and a header that JSON can hold: all that `load` needs beside the backbone."""
         started = None if self._builder.started is None else self._builder
+        looked = self._builder.activations
         tensors, parts = joined_states(model=self._model, method=self.method, start=started)
         return tensors, {
             "backbone": self._builder.fingerprint,
@@ -489,6 +498,7 @@ class Learner:
             "train": self._builder.train,
             "preprocess": None if self.preprocess is None else self.preprocess.to_dict(),
             "width": self._builder.width,
+            "activations": None if looked is None else [one.to_json() for one in looked],
             "labels": {head: labels.names for head, labels in self._heads.labels.items()},
             "tasks": self.tasks,
             "history": [record.to_dict() for record in self.history],
@@ -500,6 +510,8 @@ class Learner:
         parts = split_states(tensors, header["parts"])
         if "start" in parts:
             self._builder.load_state(*parts["start"])
+        if header.get("activations") is not None:
+            self._builder.activations = [Activation.from_json(one) for one in header["activations"]]
         if header["width"] is not None:
             self._model = self._builder.build_on(torch.zeros(2, header["width"]).to(self.device, self._builder.dtype))
             self._model.load_state(*parts["model"])
@@ -567,6 +579,20 @@ class Learner:
         method.learn(todo, loop)
         self._builder.start_from(as_given(builder.backbone), tasks.values())
         return loop
+
+    def _example(self, given: Any) -> Input:
+        """Inputs that show the shapes inside the network."""
+        size = None if self.preprocess is None else self.preprocess.size
+        if given is None and size is None:
+            raise ValueError(
+                "adopt got neither data nor example= nor a preprocessing with a size; depth_features need one of them "
+                "to see the shapes inside the network."
+            )
+        if given is None:
+            return torch.rand(3, 3, *size, generator=self._stream("example")).to(self.device, self._builder.dtype)
+        inputs = self.inputs(given)
+        few = inputs.fetch(torch.arange(min(3, len(inputs))))
+        return to_device(few, self.device, dtype=self._builder.dtype)
 
     @torch.no_grad()
     def _adopt(self, layer: nn.Linear, labels: Labels, samples: Samples | None, weight: float) -> None:

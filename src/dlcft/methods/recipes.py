@@ -271,6 +271,6 @@ RECIPES: dict[str, Recipe] = {
     "ridge": _FROZEN,
     "ranpac": _FROZEN.with_settings({"random_features": 4000}),
     "tangent": _FROZEN.with_settings({"tangent_features": 5120, "tangent_share": 0.5}),
-    # 0.2 GB of sums, seconds to solve
-    "dlcft-exact": _FROZEN.with_settings({"tangent_features": 4096, "tangent_share": 0.5, "random_features": 1024}),
+    # 0.1 GB of sums, seconds to solve
+    "dlcft-exact": _FROZEN.with_settings({"depth_features": 4096}),
 }

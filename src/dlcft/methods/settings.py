@@ -118,6 +118,8 @@ class Features:
     """The model of a closed-form method: fixed features of the frozen backbone.
 
     Attributes:
+        depth_features: how many, at the most, of means and covariances of activations of all depths, see
+            `DepthFeatures`.
         random_features: how many of `relu(P z)`.
         tangent_features: how many of the sketched tangent space, see `TangentFeatures`.
         tangent_share: the share of the layers, the last ones, that have tangent features, unless `train` names some.
@@ -126,6 +128,7 @@ class Features:
         scale: α of the targets.
     """
 
+    depth_features: int = setting(0, least=0)
     random_features: int = setting(0, least=0)
     tangent_features: int = setting(0, least=0)
     tangent_share: float = setting(1.0, above=0, most=1)
@@ -139,7 +142,7 @@ class Features:
     @property
     def keeps_features(self) -> bool:
         """Whether the backbone's own features z stand first among them."""
-        return self.tangent_features > 0 or not self.random_features
+        return self.depth_features > 0 or self.tangent_features > 0 or not self.random_features
 
     def make_loss(self) -> Loss:
         """Squared loss."""
