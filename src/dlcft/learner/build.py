@@ -164,8 +164,9 @@ class Builder:
     def _fixed_features(self, model: Features, z: Tensor) -> tuple[nn.Module, int]:
         width = z.shape[1]
         if not model.tangent_features:
-            random = model.random_features
-            return FrozenFeatures(self.backbone, width, random=random, seed=self.seed), random or width
+            random, bandwidth = model.random_features, model.bandwidth if model.random_kind == "fourier" else None
+            fixed = FrozenFeatures(self.backbone, width, random=random, bandwidth=bandwidth, seed=self.seed)
+            return fixed, random or width
         if model.direction == "random":
             direction = torch.randn(1, width, generator=torch.Generator().manual_seed(self.seed)).to(z)
         else:

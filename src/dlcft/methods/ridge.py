@@ -22,7 +22,6 @@ from dlcft.methods.settings import Model, Reading, Scenario, setting
 from dlcft.network.classifier import Classifier
 from dlcft.network.inputs import reference
 
-
 SOLUTIONS = ("ridge", "ncm", "lda", "shrunken-lda")
 
 

@@ -119,8 +119,8 @@ class Features:
 
     Attributes:
         random_features: how many random features of z.
-        random_kind: "relu", `relu(P z)` as ranpac; or "fourier", those of a Gaussian kernel, see `FrozenFeatures`, which
-            stand alone.
+        random_kind: "relu", `relu(P z)` as ranpac; or "fourier", those of a Gaussian kernel, see `FrozenFeatures`,
+            which stand alone.
         bandwidth: of that kernel, for z of unit length; 1.4 is how far apart unrelated ones are.
         tangent_features: how many of the sketched tangent space, see `TangentFeatures`.
         tangent_share: the share of the layers, the last ones, that have tangent features, unless `train` names some.
