@@ -33,7 +33,7 @@ from dlcft.methods.ridge import accuracy_share
 
 Fit = tuple[Tensor, Tensor]
 
-CLASSES, HELD_OUT, MOST = 50, 80, 120
+CLASSES, HELD_OUT = 50, 80
 STRENGTHS = "C of logistic regression, which takes most of the time; the best by the first number stands in the table"
 SIZES: dict[str, list[int]] = {
     "balanced": [60] * 50,

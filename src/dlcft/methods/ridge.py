@@ -114,8 +114,8 @@ class Ridge(Method):
     - "shrunken-lda": the same, each class mean shrunk by how well it is known, see `linear_discriminant`.
 
     All but "ridge" have outputs on the scale of its targets, see `on_targets`. A class without a sample, or whose
-    samples were all forgotten, is never predicted. With an adopted head, which the ridge pulls to, it is a ridge
-    regression in any case.
+    samples were all forgotten, is never predicted. With an adopted head, which the ridge pulls to, all are "ridge"
+    without equal classes.
 
     Args:
         ridge: relative to standardised features; None takes `accuracy_share` of `RidgeSums.choose_ridge`, which looks
@@ -300,7 +300,9 @@ class Ridge(Method):
         assert sums is not None
         if not sums.samples:
             return sums.class_sums, sums.counts  # everything was forgotten: zeros
-        options: dict[str, Any] = {"equal_classes": self.equal_classes, "scale": self.scale}
+        # with an adopted head, only what was measured there: a ridge regression, and equal classes if it is chosen
+        equal = self.equal_classes and self.solution == "ridge"
+        options: dict[str, Any] = {"equal_classes": equal, "scale": self.scale}
         if self.origin is not None:
             sums = self.origin.supposed(sums.grow(outputs), self.scale)
             options["start"] = self.origin.answers(outputs)[0]
