@@ -212,6 +212,17 @@ def test_frozen_and_random_features():
     assert torch.equal(features(batch), torch.relu(network(batch) @ features.weight.T))
 
 
+def test_fourier_features_give_the_gaussian_kernel_of_unit_vectors():
+    x = torch.randn(6, 3, generator=torch.Generator().manual_seed(0)).double()
+    options = {"random": 200_000, "bandwidth": 0.7}
+    found = FrozenFeatures(nn.Flatten(), 3, **options)(x.float()).double()
+    unit = x / x.norm(dim=1, keepdim=True)
+    kernel = torch.exp(-0.5 * torch.cdist(unit, unit).square() / 0.7**2)
+    assert torch.allclose(found @ found.T, kernel, atol=0.01)
+    assert torch.allclose(FrozenFeatures(nn.Flatten(), 3, **options)(7 * x.float()).double(), found, atol=1e-5)
+    assert not torch.allclose(FrozenFeatures(nn.Flatten(), 3, seed=1, **options)(x.float()).double(), found)
+
+
 def test_batchnorm_is_folded():
     network, batch = build("resnet18-small-stem")
     features = TangentFeatures(network, directions_of(network, batch, 1), features=50)

@@ -110,3 +110,20 @@ def test_old_names_say_the_new_ones():
         Learner(backbone(), "dlcft", head="ridge")
     with pytest.raises(ValueError, match="curvature is 3; it must be a word"):
         Learner(backbone(), "dlcft", curvature=3)
+
+
+def test_what_was_saved_before_there_were_solutions_is_ridge_regression():
+    content = RECIPES["dlcft-exact"].to_dict()
+    assert content["method"].pop("solution") == "shrunken-lda"
+    assert content["method"].pop("equal_classes")
+    for name in ("random_kind", "bandwidth"):
+        del content["model"][name]
+    found = Recipe.from_dict(content)
+    assert (found.method.solution, found.method.equal_classes, found.model.random_kind) == ("ridge", False, "relu")
+    assert RECIPES["ridge"].method.solution == RECIPES["ranpac"].method.solution == "ridge", "as published"
+
+
+def test_fourier_features_stand_alone():
+    for settings in ({"tangent_features": 40}, {"random_features": 0}):
+        with pytest.raises(ValueError, match="random_kind='fourier' needs random_features, and no tangent_features"):
+            Learner(backbone(), "klda", **settings)

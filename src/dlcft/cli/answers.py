@@ -24,7 +24,10 @@ def predictions(
     from dlcft.update.calibration import probabilities
 
     names = learner.labels()
-    temperature = learner.notes.get("temperature") or learner.recipe.model.scale / 10
+    learner.solve()
+    temperature = (
+        learner.notes.get("temperature") or learner.method.usual_temperature or learner.recipe.model.scale / 10
+    )
     for indices in torch.arange(len(what)).split(batch_size):
         for index, x in _readable(what, indices, skipped):
             given = probabilities(learner.outputs(x), temperature)

@@ -65,27 +65,46 @@ def kronecker_sketch(layer: Layer, xs: Sequence[Tensor], gs: Sequence[Tensor], l
 
 
 class FrozenFeatures(Frozen):
-    """The features z of a frozen backbone, or ranpac's `relu(P z)` with a fixed random P.
+    """The features z of a frozen backbone, or ranpac's `relu(P z)` with a fixed random P, or random Fourier features.
+
+    Those are `√(2/D) cos(W z/‖z‖ + p)` with fixed random W and p. Their products are, on average, the Gaussian kernel
+    `exp(−½‖z/‖z‖ − z'/‖z'‖‖²/bandwidth²)`: z has unit length, so that one bandwidth suits networks of any scale.
 
     Args:
         backbone: the network that computes z. It is copied.
         width: the length of z.
-        random: the number of random features; 0 for z itself.
-        seed: the seed of P.
+        random: the number of random features, D; 0 for z itself.
+        bandwidth: of random Fourier features; None for `relu(P z)`.
+        seed: the seed of P, W and p.
+
+    References:
+        Rahimi and Recht, Random features for large-scale kernel machines, 2007.
+        Momeni et al., Continual learning using a kernel-based method over foundation models (KLDA, 2024),
+            https://arxiv.org/abs/2412.15571
     """
 
     weight: Tensor | None
+    phase: Tensor | None
 
-    def __init__(self, backbone: nn.Module, width: int, *, random: int = 0, seed: int = 0) -> None:
+    def __init__(
+        self, backbone: nn.Module, width: int, *, random: int = 0, bandwidth: float | None = None, seed: int = 0
+    ) -> None:
         super().__init__()
         self.base = copy.deepcopy(backbone).eval().requires_grad_(False)
-        weight = _random(random, width, generator=torch.Generator().manual_seed(seed)).to(reference(self.base))
-        self.register_buffer("weight", weight if random else None)
+        generator, like = torch.Generator().manual_seed(seed), reference(self.base)
+        weight = _random(random, width, generator=generator)
+        phase = 2 * math.pi * torch.rand(random, generator=generator, dtype=torch.float64)
+        self.register_buffer("weight", (weight / (bandwidth or 1.0)).to(like) if random else None)
+        self.register_buffer("phase", phase.to(like) if random and bandwidth is not None else None)
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """Features, samples × features."""
         z: Tensor = self.base(*args, **kwargs)
-        return z if self.weight is None else torch.relu(z @ self.weight.T)
+        if self.weight is None:
+            return z
+        if self.phase is None:
+            return torch.relu(z @ self.weight.T)
+        return math.sqrt(2 / len(self.phase)) * torch.cos(F.normalize(z) @ self.weight.T + self.phase)
 
 
 class FlipAveraged(nn.Module):

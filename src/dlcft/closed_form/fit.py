@@ -54,12 +54,11 @@ class Problem:
         factor, failed = cholesky_in_place(damped)
         if failed:
             return None
-        generator = torch.Generator().manual_seed(0)
-        probes = torch.randint(0, 2, (len(factor), _PROBES), generator=generator).to(factor) * 2 - 1
-        solved = torch.cholesky_solve(torch.cat([self.right.T, probes], 1), factor)
+        vectors = probes(factor)
+        solved = torch.cholesky_solve(torch.cat([self.right.T, vectors], 1), factor)
         weight, inverse = solved[:, : len(self.right)].T, solved[:, len(self.right) :]
         # a constant feature adds 1/ridge to the trace and no degree of freedom
-        trace = float((probes * inverse).sum() / _PROBES) - (len(factor) - self.varying) / ridge
+        trace = float((vectors * inverse).sum() / _PROBES) - (len(factor) - self.varying) / ridge
         residual = self.energy - float((weight * self.right).sum())
         residual -= ridge * float(weight.square().sum())
         return residual, 1 + self.varying - ridge * trace
@@ -126,6 +125,12 @@ def different(samples: int, freedom: float, varying: int, residual: float, energ
     """
     through_all = samples <= _MOST * varying and freedom < varying + 0.5 and residual < _INTERPOLATED * energy
     return freedom if through_all else samples
+
+
+def probes(matrix: Tensor) -> Tensor:
+    """Fixed random signs, one column each: the mean of `uᵀ M u` over columns u estimates the trace of M."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(0, 2, (len(matrix), _PROBES), generator=generator).to(matrix) * 2 - 1
 
 
 def cholesky_in_place(matrix: Tensor) -> tuple[Tensor, Tensor]:

@@ -183,7 +183,9 @@ class Builder:
             skipped = width if model.tangent_features else 0  # z stands first in both
             return Joined(depth, others, skipped), width + depth.length + length - skipped
         if not model.tangent_features:
-            return FrozenFeatures(self.backbone, width, random=random, seed=self.seed), random or width
+            bandwidth = model.bandwidth if model.random_kind == "fourier" else None
+            fixed = FrozenFeatures(self.backbone, width, random=random, bandwidth=bandwidth, seed=self.seed)
+            return fixed, random or width
         if model.direction == "random":
             direction = torch.randn(1, width, generator=torch.Generator().manual_seed(self.seed)).to(z)
         else:

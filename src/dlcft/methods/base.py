@@ -118,6 +118,7 @@ class Method(abc.ABC):
     def __post_init__(self) -> None:
         """Check the settings, and start without a memory."""
         check_settings(self)
+        self.usual_temperature: float | None = None  # that suits the outputs where no held-out data tells one, if known
         self.increase: float | None = None  # of the old tasks' mean loss by the last one, as predicted
         self.scenario: Scenario = "class-il"
         self.loss: Loss = ScaledMSE()

@@ -1,4 +1,4 @@
-"""Closed form on fixed features: ridge, ranpac, tangent and dlcft-exact. The past as the sums that determine the fit.
+"""Closed form on fixed features, from dlcft-exact to the nearest class mean. The past as the sums that determine it.
 
 References:
     McDonnell et al., RanPAC: random projections and pre-trained models for continual learning (2023),
@@ -13,13 +13,16 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from dlcft.closed_form.discriminant import fitting_temperature, linear_discriminant, nearest_mean, on_targets
 from dlcft.closed_form.sums import Part, RidgeSums
 from dlcft.methods.base import Batch, Batches, Header, Loop, Method, State, Task, Tensors, joined_states, split_states
 from dlcft.methods.settings import Model, Reading, Scenario, setting
 from dlcft.network.classifier import Classifier
 from dlcft.network.inputs import reference
+
+SOLUTIONS = ("ridge", "ncm", "lda", "shrunken-lda")
 
 
 def accuracy_share(features: int, samples: int) -> float:
@@ -103,16 +106,30 @@ class Ridge(Method):
     All heads share one regression; a head's outputs are some of its columns, so that task-incremental learning is the
     same fit with the outputs restricted. `solve` solves it.
 
+    The sums determine other classifiers too, by `solution`:
+
+    - "ridge": ridge regression on `α·onehot`. Samples of small classes are taken for those of large ones.
+    - "ncm": the nearest class mean, in the features as they are.
+    - "lda": linear discriminant analysis with a ridge on the covariance.
+    - "shrunken-lda": the same, each class mean shrunk by how well it is known, see `linear_discriminant`.
+
+    All but "ridge" have outputs on the scale of its targets, see `on_targets`. A class without a sample, or whose
+    samples were all forgotten, is never predicted. With an adopted head, which the ridge pulls to, all are "ridge"
+    without equal classes.
+
     Args:
         ridge: relative to standardised features; None takes `accuracy_share` of `RidgeSums.choose_ridge`, which looks
             at the sums alone, so that order and split do not matter.
         weigh_by: "samples" or "tasks" (each task counts the same).
-        equal_classes: whether all classes weigh the same, see `RidgeSums.solve`.
+        equal_classes: whether all classes weigh the same, see `RidgeSums.solve`; for "lda" and "shrunken-lda" whether
+            they are expected equally often. It changes nothing for "ncm".
+        solution: "ridge", "ncm", "lda" or "shrunken-lda", see above.
     """
 
     ridge: float | None = setting(None, kind=float, optional=True, least=0)
     weigh_by: str = setting("samples", among=("samples", "tasks"))
     equal_classes: bool = False
+    solution: str = setting("ridge", among=SOLUTIONS)
 
     closed_form: ClassVar[bool] = True
 
@@ -211,13 +228,18 @@ class Ridge(Method):
             layer = model.head(head)
             layer.weight.copy_(weight[columns])
             layer.bias.copy_(bias[columns])
+            if len(self.columns) > 1 and self.origin is None and self.sums is not None:
+                _below_others(layer, self.sums.counts[columns] > 0, self.scale)
+        self.usual_temperature = None
+        if self.solution != "ridge" and self.origin is None and self.sums is not None and self.sums.samples:
+            self.usual_temperature = fitting_temperature(self.sums, weight, bias, self.scale)
         self.solved = True
 
     def predicted_increase(self) -> float | None:
         """The exact rise of the mean loss of all data before the last task; None if unknown.
 
         It is unknown in task-il, where a sample's loss counts the outputs of its own head: second moments are summed
-        over all heads.
+        over all heads. Only a ridge regression minimises that loss: with other solutions it may fall.
         """
         if self.before is None or self.sums is None or not self.before.samples or self.scenario == "task-il":
             return None
@@ -227,13 +249,15 @@ class Ridge(Method):
     def state(self) -> State:
         """The sums."""
         tensors, header = joined_states(sums=self.sums, origin=self.origin)
-        return tensors, {"parts": header, "columns": self.columns, "solved": self.solved}
+        own = {"columns": self.columns, "solved": self.solved, "temperature": self.usual_temperature}
+        return tensors, {"parts": header, **own}
 
     def load_state(self, tensors: Tensors, header: Header, model: Classifier) -> None:
         parts = split_states(tensors, header["parts"])
         self.sums = RidgeSums.from_state(*parts["sums"]) if "sums" in parts else None
         self.origin = Origin(**parts["origin"][0]) if "origin" in parts else None
         self.columns, self.solved, self.before = header["columns"], header["solved"], None
+        self.usual_temperature = header.get("temperature")  # earlier versions had none
 
     def _none(self, model: Classifier) -> RidgeSums:
         """Empty sums, on the model's device if that has float64."""
@@ -276,14 +300,37 @@ class Ridge(Method):
         assert sums is not None
         if not sums.samples:
             return sums.class_sums, sums.counts  # everything was forgotten: zeros
-        options: dict[str, Any] = {"equal_classes": self.equal_classes, "scale": self.scale}
+        # with an adopted head, only what was measured there: a ridge regression, and equal classes if it is chosen
+        equal = self.equal_classes and self.solution == "ridge"
+        options: dict[str, Any] = {"equal_classes": equal, "scale": self.scale}
         if self.origin is not None:
             sums = self.origin.supposed(sums.grow(outputs), self.scale)
             options["start"] = self.origin.answers(outputs)[0]
-        ridge = self.ridge
-        if ridge is None:
-            ridge = accuracy_share(sums.features, sums.samples) * sums.choose_ridge(**options)
-        return sums.solve(ridge, **options)
+        elif self.solution != "ridge":
+            return on_targets(sums, *self._discriminant(sums), self.scale)
+        return sums.solve(self._ridge(sums, options), **options)
+
+    def _discriminant(self, sums: RidgeSums) -> tuple[Tensor, Tensor]:
+        if self.solution == "ncm":
+            return nearest_mean(sums)
+        shrunken = self.solution == "shrunken-lda"
+        return linear_discriminant(sums, self._ridge(sums, {}), equal_classes=self.equal_classes, shrunken=shrunken)
+
+    def _ridge(self, sums: RidgeSums, options: dict[str, Any]) -> float:
+        if self.ridge is not None:
+            return self.ridge
+        return accuracy_share(sums.features, sums.samples) * sums.choose_ridge(**options)
+
+
+def _below_others(layer: nn.Linear, seen: Tensor, scale: float) -> None:
+    """Put the outputs without a sample by α below the mean of a head's others.
+
+    All outputs sum to α, so that zero is never the largest of all; but it may be of those of one head.
+    """
+    if seen.any() and not seen.all():
+        seen = seen.to(layer.weight.device)
+        layer.weight[~seen] = layer.weight[seen].mean(0)
+        layer.bias[~seen] = layer.bias[seen].mean() - scale
 
 
 def _rows(model: Classifier, columns: list[int], batches: Batches, weight: float) -> Iterator[Part]:

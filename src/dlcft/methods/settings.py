@@ -120,7 +120,10 @@ class Features:
     Attributes:
         depth_features: how many, at the most, of means and covariances of activations of all depths, see
             `DepthFeatures`.
-        random_features: how many of `relu(P z)`.
+        random_features: how many random features of z.
+        random_kind: "relu", `relu(P z)` as ranpac; or "fourier", those of a Gaussian kernel, see `FrozenFeatures`,
+            which stand alone.
+        bandwidth: of that kernel, for z of unit length; 1.4 is how far apart unrelated ones are.
         tangent_features: how many of the sketched tangent space, see `TangentFeatures`.
         tangent_share: the share of the layers, the last ones, that have tangent features, unless `train` names some.
         direction: u of the tangent features: "random", independent of data; or "principal", of the first batch's
@@ -134,10 +137,14 @@ class Features:
     tangent_share: float = setting(1.0, above=0, most=1)
     direction: str = setting("random", among=("random", "principal"))
     scale: float = setting(15.0, above=0)
+    random_kind: str = setting("relu", among=("relu", "fourier"))
+    bandwidth: float = setting(1.4, above=0)
 
     def __post_init__(self) -> None:
         """Check the settings."""
         check_settings(self)
+        if self.random_kind == "fourier" and (self.tangent_features or not self.random_features):
+            raise ValueError("random_kind='fourier' needs random_features, and no tangent_features.")
 
     @property
     def keeps_features(self) -> bool:
