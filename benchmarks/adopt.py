@@ -20,7 +20,7 @@ from dlcft import Learner
 from dlcft.backbones import MEAN, STD, shipped_resnet18
 
 OLD, UPDATES, IMAGES = range(15), (range(15, 20), range(20, 25)), 100
-METHODS = {"ridge": {}, "dlcft-exact": {"tangent_features": 1000, "random_features": 200}}
+METHODS = {"ridge": {}, "dlcft-exact": {"depth_features": 1200}}
 
 
 class Images:

@@ -43,7 +43,7 @@ def main() -> None:
         february = write_month(Path(scratch, "february"), ["green", "blue"], seed=2)
         model = Path(scratch, "model")
 
-        learner = Learner(backbone(), preprocess=Preprocess(size=(16, 16)), tangent_features=200, random_features=50)
+        learner = Learner(backbone(), preprocess=Preprocess(size=(16, 16)), depth_features=250)
         learner.learn(january)
         learner.save(model)
 

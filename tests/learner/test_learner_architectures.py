@@ -22,7 +22,7 @@ from tests.learner.test_learner_real import CIFAR
 from tests.support.networks import needs
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # warnings of other libraries
-SMALL = {"tangent_features": 300, "random_features": 50}
+SMALL = {"depth_features": 350}
 
 
 def photos(labels, seed, each=3):
@@ -111,7 +111,7 @@ def test_a_stream_of_texts(tmp_path, capsys):
     texts = {topic: descriptions(topic)[:36] for topic in TOPICS}
     held_out = write_texts(tmp_path / "held.csv", [(text, topic) for topic in TOPICS for text in texts[topic][::3]])
     model = ["--model", tmp_path / "model", "--backbone", "hf:minilm"]
-    first = ["--weights", folder, "--set", "tangent_features=600"]
+    first = ["--weights", folder, "--set", "depth_features=600"]
     for month, topics in enumerate((TOPICS[:2], TOPICS[:2], TOPICS[2:])):
         learned = [(text, topic) for topic in topics for text in texts[topic][1 + month % 2 :: 3]]
         data = write_texts(tmp_path / f"{month}.csv", learned)
@@ -159,7 +159,7 @@ def test_a_stream_of_images_on_an_imagenet_network(tmp_path, monkeypatch, capsys
 
     held_out = folder("held-out", "test", range(8), slice(10))
     model = ["--model", tmp_path / "model", "--backbone", "my_networks:lite0"]
-    first = ["--set", "tangent_features=1000", "--set", "random_features=200"]
+    first = ["--set", "depth_features=1200"]
     for month, labels in enumerate((range(5), range(5), range(8))):
         data = folder(f"month-{month}", "train", labels, slice(12 * month, 12 * (month + 1)))
         arguments = ["--data", data, "--holdout", held_out, "--json", *([] if month else first)]

@@ -134,7 +134,8 @@ def test_linearises_and_learns(library, name):
 
     images, labels = torch.randn(4, 3, size, size), [0, 1, 0, 1]
     for method, settings in (
-        ("dlcft-exact", {"tangent_features": 1500, "random_features": 20}),
+        ("tangent", {"tangent_features": 1500}),
+        ("dlcft-exact", {"depth_features": 1500}),
         ("dlcft", {"epochs": 1}),
     ):
         learner = Learner(network, method, **settings)

@@ -229,7 +229,7 @@ _PAPER = Recipe(
 )
 _DLCFT = Recipe(
     Network(),
-    Training(**_AUTHORS, head_start="ridge", head_end="ridge", careful=True),
+    Training(**_AUTHORS, head_start="ridge", careful=True),
     Quadratic("exact-tk", adapt="auto", keep_gradient=True),
     Start("auto"),
 )
@@ -270,8 +270,7 @@ RECIPES: dict[str, Recipe] = {
     "dlcft-kfac": _dlcft("kfac"),
     "dlcft-tkfac": _dlcft("tkfac"),
     "dlcft-ekfac": _dlcft("exact-ekfac"),
-    # a head solved after training would not know the buffer
-    "dlcft-replay": _DLCFT.with_settings({"buffer": 500, "head_end": "trained"}),
+    "dlcft-replay": _DLCFT.with_settings({"buffer": 500}),
     # frozen features, closed form
     "ridge": _FROZEN,
     "ranpac": _FROZEN.with_settings({"random_features": 4000}),
