@@ -41,6 +41,7 @@ BATCH = 250
 SHARES = (0.04, 0.12, 0.25, 0.5, 1.0)  # of the largest sketch
 
 PRINCIPAL_FLIP: Settings = {"direction": "principal", "augment": "flip"}
+BOTH: Settings = {"tangent_features": 4096, "random_features": 1024, "augment": "flip"}
 ROWS: dict[str, tuple[str, Settings]] = {
     "ridge on z": ("ridge", {}),
     "ranpac, 4,000": ("ranpac", {}),
@@ -52,13 +53,15 @@ ROWS: dict[str, tuple[str, Settings]] = {
     "tangent 2,500, flip": ("tangent", {"tangent_features": 2500, **PRINCIPAL_FLIP}),
     "tangent 5,120, flip": ("tangent", PRINCIPAL_FLIP),
     "tangent 10,000, flip": ("tangent", {"tangent_features": 10_000, **PRINCIPAL_FLIP}),
-    "tangent 4,096 + random 1,024, flip (dlcft-exact)": ("dlcft-exact", {"augment": "flip"}),
-    "the same, tangent of all layers": ("dlcft-exact", {"augment": "flip", "tangent_share": 1.0}),
-    "the same, of the last three quarters": ("dlcft-exact", {"augment": "flip", "tangent_share": 0.75}),
-    "the same, of the last quarter": ("dlcft-exact", {"augment": "flip", "tangent_share": 0.25}),
-    "the same, principal direction": ("dlcft-exact", PRINCIPAL_FLIP),
+    "tangent 4,096 + random 1,024, flip": ("tangent", BOTH),
+    "the same, tangent of all layers": ("tangent", {**BOTH, "tangent_share": 1.0}),
+    "the same, of the last three quarters": ("tangent", {**BOTH, "tangent_share": 0.75}),
+    "the same, of the last quarter": ("tangent", {**BOTH, "tangent_share": 0.25}),
+    "the same, principal direction": ("tangent", {**BOTH, **PRINCIPAL_FLIP}),
+    "depth 4,096, flip": ("depth", {"augment": "flip"}),
+    "depth 4,096, flip, shrunken-lda (dlcft-exact)": ("dlcft-exact", {"augment": "flip"}),
     "tangent 5,120 + random 2,000, flip": (
-        "dlcft-exact",
+        "tangent",
         {"tangent_features": 5120, "random_features": 2000, **PRINCIPAL_FLIP},
     ),
 }

@@ -247,14 +247,14 @@ def test_unconverged_runs_are_marked(results):
 
 
 def test_results_of_a_recipe_that_has_changed_are_left_out(tmp_path):
-    for seed, share in enumerate([0.5, 1.0]):
+    for seed, share in enumerate([1.0, 0.5]):
         recipe = named_recipe("dlcft-exact", {"augment": "flip", "tangent_share": share}).to_dict()
         result = replace(made(Experiment(method="dlcft-exact", seed=seed), 0.8), recipe=recipe)
         (tmp_path / result.experiment.file).write_text(json.dumps(result.to_dict()))
     foreign = []
     assert [result.experiment.seed for result in read_results(tmp_path, foreign=foreign)] == [0]
     assert len(foreign) == 1
-    assert "is a result with tangent_share=1.0, now 0.5" in foreign[0]
+    assert "is a result with tangent_share=0.5, now 1.0" in foreign[0]
 
 
 def test_reading_a_folder_names_what_is_foreign(tmp_path, results, caplog):
