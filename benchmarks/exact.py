@@ -82,7 +82,7 @@ def main() -> None:
         rows = [measure(16, "small", 32, 1000, BATCH, options.rounds)]
     else:
         rows = [measure(16, "small", 32, 4096, 2 * BATCH, options.rounds)]
-        rows += [measure(64, "large", 64, budget, 2 * BATCH, options.rounds) for budget in (4500, 9500)]
+        rows += [measure(64, "imagenet", 64, budget, 2 * BATCH, options.rounds) for budget in (4500, 9500)]
     header = [
         f"ResNet-18, {OUTPUTS} classes",
         "features",
