@@ -34,6 +34,8 @@ _BLOCK = 512  # columns of the Gram matrix at a time: only blocks on and above t
 _CONSTANT = 1e-12  # a feature counts as constant if its variance is below this share of its mean square
 _EIGEN_LIMIT = 1500  # with more features, an eigendecomposition takes too long
 _COARSE = 800  # about how many features give the first guess of a ridge then
+_REMOVED = 4  # as many times the weight that is left may be subtracted without a trace in `rounding`
+_TRACE = 64  # roundings of a feature's sum of squares: what subtracted samples may leave of it
 _NEGATIVE = 1e-4  # a negative variance beyond this share of a sample's ‖φ‖² is an error, not rounding
 _ROUNDING = 1e-9  # a difference of sums, relative to the sum before, below which it is zero
 
@@ -50,6 +52,8 @@ class RidgeSums:
         class_sums: `s_c`, classes × features.
         gram: `G`, features × features.
         samples: how many samples were added, whatever their weights; generalised cross-validation needs it.
+        epsilon: of the coarsest dtype that features came in: what is smaller is rounding.
+        removed: the total weight of samples that were subtracted, each of which has left its rounding.
 
     Example:
         >>> x, y = torch.tensor([[0.0], [1.0], [2.0], [3.0]]), torch.tensor([0, 0, 1, 1])
@@ -64,6 +68,8 @@ class RidgeSums:
     class_sums: Tensor
     gram: Tensor
     samples: int
+    epsilon: float = 0.0
+    removed: float = 0.0
 
     @classmethod
     def empty(
@@ -94,6 +100,12 @@ class RidgeSums:
         """`n`, the total weight of the data: the number of samples when all weigh 1."""
         return float(self.counts.sum())
 
+    @property
+    def rounding(self) -> float:
+        """ε, how large rounding is relative to the features: larger where far more was subtracted than is left."""
+        most = _REMOVED * self.weight
+        return self.epsilon * math.sqrt(max(1.0, self.removed / most if most > 0 else 1.0))
+
     def add(self, features: Tensor, labels: Tensor, weights: Tensor | None = None) -> RidgeSums:
         """The sums with these samples added; a label beyond the known classes adds classes.
 
@@ -121,7 +133,8 @@ class RidgeSums:
             for start in range(0, self.features, _BLOCK):
                 block = slice(start, start + _BLOCK)
                 sums.gram[block, start:].addmm_(weighted[:, block].T, x[:, start:])
-            sums = replace(sums, samples=sums.samples + len(y))
+            epsilon = torch.finfo(features.dtype).eps if features.is_floating_point() else 0.0
+            sums = replace(sums, samples=sums.samples + len(y), epsilon=max(sums.epsilon, epsilon))
         for start in range(0, self.features, _BLOCK):  # the blocks below the diagonal
             stop = start + _BLOCK
             sums.gram[stop:, start:stop] = sums.gram[start:stop, stop:].T
@@ -155,20 +168,36 @@ class RidgeSums:
             weight = float(left.counts.sum())
             raise ValueError(f"subtracting would leave a weight of {weight:.6g} without a sample; {only}.")
         size = self.gram.diagonal()
-        strange = left.class_sums[gone].square() > _ROUNDING * before[gone, None] * size
+        strange = left.class_sums[gone].square() > max(_ROUNDING, left.epsilon**2) * before[gone, None] * size
         kept = left.class_sums[~gone]
         scatter = left.gram.addmm(kept.T / left.counts[~gone], kept, alpha=-1)
         # a sample never added leaves −‖φ‖² in some direction; an added one, rounded to float32, a millionth of it
-        scatter.diagonal().add_(_NEGATIVE * size.sum() / self.counts.sum() + torch.finfo(size.dtype).tiny)
+        negative = max(_NEGATIVE, 4 * left.epsilon)
+        scatter.diagonal().add_(negative * size.sum() / self.counts.sum() + torch.finfo(size.dtype).tiny)
         if strange.any() or torch.linalg.cholesky_ex(scatter)[1]:
             raise ValueError(f"subtracting would leave a negative variance; {only}.")
         if gone.all():
             return RidgeSums.empty(self.features, dtype=size.dtype, device=size.device).grow(left.classes)
         counts, class_sums = left.counts.masked_fill(gone, 0), left.class_sums.masked_fill(gone[:, None], 0)
-        # a feature that is zero in all remaining samples: its difference is rounding
-        dead = left.gram.diagonal() <= _ROUNDING * size
-        gram = left.gram.masked_fill(dead, 0).masked_fill_(dead[:, None], 0)
-        return replace(left, counts=counts, class_sums=class_sums.masked_fill(dead, 0), gram=gram)
+        return replace(left, counts=counts, class_sums=class_sums)._without_traces(size, other)
+
+    def _without_traces(self, before: Tensor, gone: RidgeSums) -> RidgeSums:
+        """The sums with features that vary by rounding alone made constant: only what was subtracted had varied there.
+
+        Otherwise such a feature would be standardised like others, and count among those whose median σ is the least.
+        """
+        each = gone.gram.diagonal().to(before) / math.sqrt(max(1, gone.samples))  # roundings differ in sign
+        rounding = torch.maximum(_TRACE * self.epsilon * each, _ROUNDING * before)
+        total, size = self.class_sums.sum(0), self.gram.diagonal()
+        still = size - total.square() / self.weight <= rounding
+        if not still.any():
+            return self
+        value = torch.where(size > rounding, total / self.weight, 0)[still]
+        class_sums, gram = self.class_sums.clone(), self.gram.clone()
+        class_sums[:, still] = torch.outer(self.counts, value)
+        rows = torch.outer(value, class_sums.sum(0))
+        gram[still], gram[:, still] = rows, rows.T
+        return replace(self, class_sums=class_sums, gram=gram)
 
     def grow(self, classes: int) -> RidgeSums:
         """The sums for `classes` classes; unseen ones have zero targets, and so zero weights.
@@ -274,8 +303,8 @@ class RidgeSums:
         score: Callable[[int], float] = near.tolist().__getitem__
         if step > 1:
             problem = self._problem(equal_classes, scale, start)
-            samples = problem.distinct(self.samples)
-            score = functools.cache(lambda index: problem.gcv(ridges[index], samples))
+            counted = problem.counted(self.samples)
+            score = functools.cache(lambda index: problem.gcv(ridges[index], counted))
             # the score of too small a ridge is infinite
             while best + 1 < len(ridges) and (score(best) == math.inf or score(best + 1) < score(best)):
                 best += 1
@@ -309,16 +338,19 @@ class RidgeSums:
     def to(self, *args: Any, **kwargs: Any) -> RidgeSums:
         """On another device or in another dtype, as `Tensor.to`."""
         counts, class_sums, gram = (t.to(*args, **kwargs) for t in (self.counts, self.class_sums, self.gram))
-        return RidgeSums(counts, class_sums, gram, self.samples)
+        return replace(self, counts=counts, class_sums=class_sums, gram=gram)
 
     def state(self) -> tuple[Tensors, dict[str, Any]]:
         """Tensors, and a header that JSON can hold."""
-        return {"counts": self.counts, "class_sums": self.class_sums, "gram": self.gram}, {"samples": self.samples}
+        tensors = {"counts": self.counts, "class_sums": self.class_sums, "gram": self.gram}
+        return tensors, {"samples": self.samples, "epsilon": self.epsilon, "removed": self.removed}
 
     @classmethod
     def from_state(cls, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> RidgeSums:
-        """The inverse of `state`."""
-        return cls(tensors["counts"], tensors["class_sums"], tensors["gram"], header["samples"])
+        """The inverse of `state`; earlier states do not say how coarse their features were: float32, mostly."""
+        epsilon = header.get("epsilon", torch.finfo(torch.float32).eps)
+        sums = tensors["counts"], tensors["class_sums"], tensors["gram"]
+        return cls(*sums, header["samples"], epsilon, header.get("removed", 0.0))
 
     def _checked(self, features: Tensor, labels: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """The samples in the sums' dtype and on their device."""
@@ -346,7 +378,9 @@ class RidgeSums:
         classes = max(self.classes, other.classes)
         a, b = self.grow(classes), other.grow(classes).to(self.gram)
         counts, class_sums = a.counts + sign * b.counts, a.class_sums + sign * b.class_sums
-        return RidgeSums(counts, class_sums, torch.add(a.gram, b.gram, alpha=sign), a.samples + sign * b.samples)
+        gram, samples = torch.add(a.gram, b.gram, alpha=sign), a.samples + sign * b.samples
+        removed = a.removed + b.removed + (b.weight if sign < 0 else 0.0)
+        return RidgeSums(counts, class_sums, gram, samples, max(a.epsilon, b.epsilon), removed)
 
     def _check_not_empty(self) -> None:
         if not self.weight > 0:
@@ -377,11 +411,12 @@ class RidgeSums:
         matrix.mul_(inverse).mul_(inverse[:, None])
         energy = float((prior * (1 - prior)).sum())
         if start is None:
-            return Problem(matrix, right, inverse, mean, prior, energy, scale, None)
+            return Problem(matrix, right, inverse, mean, prior, energy, scale, None, self.rounding)
         if start.shape != right.shape:
             raise ValueError(f"start has shape {tuple(start.shape)}; {tuple(right.shape)} is needed.")
         start = start.to(matrix)
         from_there = start / scale / inverse.where(varies, torch.ones_like(inverse)) * varies
         explained = from_there @ matrix
         energy += float(((explained - 2 * right) * from_there).sum())
-        return Problem(matrix, right - explained, inverse, mean, prior, energy, scale, start * varies)
+        right = right - explained
+        return Problem(matrix, right, inverse, mean, prior, energy, scale, start * varies, self.rounding)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -93,7 +93,8 @@ class Origin:
         counts[missing], class_sums[missing] = each, each * placed
         gram = sums.gram + each * (len(missing) * within + placed.T @ placed)
         per_class = sums.samples / int(seen.sum())
-        return RidgeSums(counts, class_sums, gram, sums.samples + round(per_class * len(missing)))
+        samples = sums.samples + round(per_class * len(missing))
+        return replace(sums, counts=counts, class_sums=class_sums, gram=gram, samples=samples)
 
 
 @dataclass
