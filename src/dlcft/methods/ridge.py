@@ -19,7 +19,7 @@ from dlcft.closed_form.sums import Part, RidgeSums
 from dlcft.methods.base import Batch, Batches, Header, Loop, Method, State, Task, Tensors, joined_states, split_states
 from dlcft.methods.settings import Model, Reading, Scenario, setting
 from dlcft.network.classifier import Classifier
-from dlcft.network.inputs import reference
+from dlcft.network.inputs import filled, reference
 
 
 def accuracy_share(features: int, samples: int) -> float:
@@ -292,5 +292,5 @@ def _rows(model: Classifier, columns: list[int], batches: Batches, weight: float
     model.eval()
     for x, y in batches:
         with torch.no_grad():
-            features = model.features(x)
+            features = model.features(filled(x, len(y)))[: len(y)]
         yield features, torch.tensor(columns, device=y.device)[y], features.new_full((len(y),), weight)
