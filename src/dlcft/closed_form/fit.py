@@ -8,16 +8,17 @@ ridge must not see it: in place of a count, directions have weights, near 0 belo
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 _PROBES = 32  # random vectors that estimate a trace
+_SPARE = 16  # random vectors beyond the rank: what rounding has left must not hide a direction
 _NEARLY_NONE = 1e-7  # a ridge so small that it keeps the rank, and large enough for a Cholesky factor in float64
-_FLOOR = 256  # in ε‖φ‖²/n, where ‖φ‖² is a sample's; forgetting left eigenvalues of up to 43 such units
-_LEFT = 1e-3, 0.1  # the least share of degrees of freedom left, in float64 and in the coarsest dtype, see `least_left`
+_FLOOR = 128  # in units of ε‖φ‖²/n, see `Problem.floor`; forgetting left eigenvalues of up to 18
+_LEFT = 1e-3, 0.1  # bounds of the least share of degrees of freedom left, see `least_left`
 _INTERPOLATED = 0.05  # a fit without a ridge interpolates if its residual is below this share of the targets' energy
 _MOST = 4  # with more samples per feature, a low rank is due to the features and not to repeated samples
 
@@ -34,7 +35,7 @@ class Problem:
     energy: float  # the mean squared target, centred
     scale: float  # α
     start: Tensor | None  # V0, or None for zero
-    rounding: float  # ε, the relative rounding of the features
+    rounding: float  # ε, the relative rounding of the standardised features
 
     def counted(self, samples: int) -> Counted:
         """What a score counts, for `gcv`: as `RidgePath.counted`, from a Cholesky factor and random vectors."""
@@ -47,10 +48,8 @@ class Problem:
         if factor is None:
             return plain
         residual, _ = self._fit(factor, least, probes)
-        shares = [probes]
-        for _ in range(3):  # each time by λ/(λ + floor)
-            shares.append(shares[-1] - least * torch.cholesky_solve(shares[-1], factor))
-        probes = 3 * shares[2] - 2 * shares[3]
+        lower = factor
+        probes = _steeper(_steeper(lambda z: z - least * torch.cholesky_solve(z, lower)))(probes)
         freedom = 1 + float(probes.square().sum()) / _PROBES
         found = through_all(samples, freedom, self.varying, residual, self.energy)
         return Counted(freedom, probes) if found else plain
@@ -75,8 +74,8 @@ class Problem:
     def floor(self, samples: float) -> float:
         """The largest eigenvalue that rounding may have made.
 
-        A sample φ that was subtracted with other last bits, φ + δ, leaves `−(φδᵀ + δφᵀ)/n`, of size `‖φ‖²/n` times the
-        relative rounding. The mean of ‖φ‖² is the trace.
+        A sample φ that was subtracted with other last bits, φ + δ, leaves `−(φδᵀ + δφᵀ)/n`, of size `‖φ‖‖δ‖/n`. The
+        mean of ‖φ‖² is the trace, and ‖δ‖ about ε‖φ‖.
         """
         return max(_NEARLY_NONE, _FLOOR * self.rounding * float(self.matrix.trace()) / samples)
 
@@ -94,6 +93,20 @@ class Problem:
         residual = self.energy - float((weight * self.right).sum())
         residual -= ridge * float(weight.square().sum())
         return residual, ridge * float((probes * inverse).sum()) / _PROBES
+
+    def path(self, samples: int, rank: int | None = None) -> RidgePath:
+        """The solutions for all ridges; given the rank of the matrix, from an eigendecomposition in its range alone."""
+        matrix, basis = self.matrix, None
+        if rank is not None and rank + _SPARE < len(matrix):
+            generator = torch.Generator().manual_seed(0)
+            draws = torch.randn(len(matrix), rank + _SPARE, generator=generator, dtype=torch.float64).to(matrix)
+            basis = torch.linalg.qr(matrix @ draws)[0]
+            matrix = basis.T @ matrix @ basis
+        values, vectors = torch.linalg.eigh(matrix)
+        # Drop the directions in which the data does not vary: there the right-hand side is rounding.
+        kept = values > len(self.matrix) * torch.finfo(values.dtype).eps * values[-1].clamp(min=0)
+        vectors = vectors[:, kept] if basis is None else basis @ vectors[:, kept]
+        return RidgePath(self, values[kept], vectors, self.right @ vectors, samples)
 
     def raw(self, standardised: Tensor) -> tuple[Tensor, Tensor]:
         """V and b for features that are not standardised."""
@@ -167,13 +180,23 @@ class RidgePath:
 
 
 def noise_weights(values: Tensor, floor: float) -> Tensor:
-    """How much a direction with eigenvalue λ counts: `(b²(3 − 2b))²` with `b = λ/(λ + floor)`.
+    """How much a direction with eigenvalue λ counts: `s(s(b))²` with `b = λ/(λ + floor)` and `s(b) = b²(3 − 2b)`.
 
-    It is smooth, so that no rounding moves a direction across a threshold: 0.0005 at a tenth of the floor, 0.25 at the
-    floor, 0.95 at ten times it. And it is a polynomial in b, so that solutions of linear equations give it too.
+    It is smooth, so that no rounding moves a direction across a threshold: 3e-6 at a tenth of the floor, 0.25 at the
+    floor, 0.997 at ten times it. And it is a polynomial in b, so that solutions of linear equations give it too.
     """
     share = values / (values + floor)
-    return (share.square() * (3 - 2 * share)).square()
+    return _steeper(_steeper(lambda z: share * z))(torch.ones_like(values)).square()
+
+
+def _steeper(b: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """`z ↦ b²(3 − 2b) z` for a linear map b with eigenvalues in [0, 1]: nearer to 0 or to 1."""
+
+    def applied(z: Tensor) -> Tensor:
+        once = b(b(z))
+        return 3 * once - 2 * b(once)
+
+    return applied
 
 
 def least_left(rounding: float) -> float:

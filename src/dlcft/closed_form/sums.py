@@ -52,7 +52,7 @@ class RidgeSums:
         class_sums: `s_c`, classes × features.
         gram: `G`, features × features.
         samples: how many samples were added, whatever their weights; generalised cross-validation needs it.
-        epsilon: of the coarsest dtype that features came in: what is smaller is rounding.
+        epsilon: by how much, relatively, a sample's features may differ from batch to batch: the rounding of their dtype.
         removed: the total weight of samples that were subtracted, each of which has left its rounding.
 
     Example:
@@ -133,8 +133,7 @@ class RidgeSums:
             for start in range(0, self.features, _BLOCK):
                 block = slice(start, start + _BLOCK)
                 sums.gram[block, start:].addmm_(weighted[:, block].T, x[:, start:])
-            epsilon = torch.finfo(features.dtype).eps if features.is_floating_point() else 0.0
-            sums = replace(sums, samples=sums.samples + len(y), epsilon=max(sums.epsilon, epsilon))
+            sums = replace(sums, samples=sums.samples + len(y), epsilon=max(sums.epsilon, _epsilon(features.dtype)))
         for start in range(0, self.features, _BLOCK):  # the blocks below the diagonal
             stop = start + _BLOCK
             sums.gram[stop:, start:stop] = sums.gram[start:stop, stop:].T
@@ -168,12 +167,11 @@ class RidgeSums:
             weight = float(left.counts.sum())
             raise ValueError(f"subtracting would leave a weight of {weight:.6g} without a sample; {only}.")
         size = self.gram.diagonal()
-        strange = left.class_sums[gone].square() > max(_ROUNDING, left.epsilon**2) * before[gone, None] * size
+        strange = left.class_sums[gone].square() > _ROUNDING * before[gone, None] * size
         kept = left.class_sums[~gone]
         scatter = left.gram.addmm(kept.T / left.counts[~gone], kept, alpha=-1)
         # a sample never added leaves −‖φ‖² in some direction; an added one, rounded to float32, a millionth of it
-        negative = max(_NEGATIVE, 4 * left.epsilon)
-        scatter.diagonal().add_(negative * size.sum() / self.counts.sum() + torch.finfo(size.dtype).tiny)
+        scatter.diagonal().add_(_NEGATIVE * size.sum() / self.counts.sum() + torch.finfo(size.dtype).tiny)
         if strange.any() or torch.linalg.cholesky_ex(scatter)[1]:
             raise ValueError(f"subtracting would leave a negative variance; {only}.")
         if gone.all():
@@ -267,11 +265,7 @@ class RidgeSums:
     @torch.no_grad()
     def path(self, *, equal_classes: bool = False, scale: float = 15.0, start: Tensor | None = None) -> RidgePath:
         """One eigendecomposition that gives the solutions and scores of all ridges."""
-        problem = self._problem(equal_classes, scale, start)
-        values, vectors = torch.linalg.eigh(problem.matrix)
-        # Drop the directions in which the data does not vary: there the right-hand side is rounding.
-        kept = values > self.features * torch.finfo(values.dtype).eps * values[-1].clamp(min=0)
-        return RidgePath(problem, values[kept], vectors[:, kept], problem.right @ vectors[:, kept], self.samples)
+        return self._problem(equal_classes, scale, start).path(self.samples)
 
     @torch.no_grad()
     def choose_ridge(
@@ -286,19 +280,21 @@ class RidgeSums:
 
         Among ridges whose scores differ only by rounding, it is the largest.
 
-        With many features an eigendecomposition would take minutes. Then that of every n-th feature gives a first
-        guess, and a search from there computes one Cholesky factor for each ridge it tries, with the trace estimated
-        from fixed random vectors.
+        With many features an eigendecomposition would take minutes. With few samples one in their span does as well.
+        With many samples too, that of every n-th feature gives a first guess, and a search from there computes one
+        Cholesky factor for each ridge it tries, with the trace estimated from fixed random vectors.
 
         Raises:
             ValueError: when a ridge is not positive.
         """
         check_ridges(ridges, positive=True)
         ridges = sorted(ridges)
-        step = -(-self.features // _COARSE) if self.features > _EIGEN_LIMIT else 1
+        many = min(self.features, self.samples) > _EIGEN_LIMIT
+        step = -(-self.features // _COARSE) if many else 1
         part = None if start is None else start[:, ::step]
         few = replace(self, class_sums=self.class_sums[:, ::step], gram=self.gram[::step, ::step])
-        near = few.path(equal_classes=equal_classes, scale=scale, start=part).gcv(ridges)
+        rank = None if many or self.features <= _EIGEN_LIMIT else self.samples
+        near = few._problem(equal_classes, scale, part).path(self.samples, rank).gcv(ridges)
         best = int(near.argmin())
         score: Callable[[int], float] = near.tolist().__getitem__
         if step > 1:
@@ -348,7 +344,7 @@ class RidgeSums:
     @classmethod
     def from_state(cls, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> RidgeSums:
         """The inverse of `state`; earlier states do not say how coarse their features were: float32, mostly."""
-        epsilon = header.get("epsilon", torch.finfo(torch.float32).eps)
+        epsilon = header.get("epsilon", _epsilon(torch.float32))
         sums = tensors["counts"], tensors["class_sums"], tensors["gram"]
         return cls(*sums, header["samples"], epsilon, header.get("removed", 0.0))
 
@@ -410,8 +406,11 @@ class RidgeSums:
         right = prior[:, None] * (means - mean) * inverse
         matrix.mul_(inverse).mul_(inverse[:, None])
         energy = float((prior * (1 - prior)).sum())
+        # features are rounded relative to their size, and standardised by their deviation
+        trace = float(matrix.trace())
+        rounding = self.rounding * math.sqrt(float((size * inverse.square()).sum()) / trace) if trace > 0 else 0.0
         if start is None:
-            return Problem(matrix, right, inverse, mean, prior, energy, scale, None, self.rounding)
+            return Problem(matrix, right, inverse, mean, prior, energy, scale, None, rounding)
         if start.shape != right.shape:
             raise ValueError(f"start has shape {tuple(start.shape)}; {tuple(right.shape)} is needed.")
         start = start.to(matrix)
@@ -419,4 +418,10 @@ class RidgeSums:
         explained = from_there @ matrix
         energy += float(((explained - 2 * right) * from_there).sum())
         right = right - explained
-        return Problem(matrix, right, inverse, mean, prior, energy, scale, start * varies, self.rounding)
+        return Problem(matrix, right, inverse, mean, prior, energy, scale, start * varies, rounding)
+
+
+def _epsilon(dtype: torch.dtype) -> float:
+    """The relative rounding of features; half precision is summed in float32, and hides most differences of these sums."""
+    coarsest = torch.finfo(torch.float32).eps
+    return min(coarsest, torch.finfo(dtype).eps) if dtype.is_floating_point else 0.0

@@ -19,7 +19,7 @@ from dlcft.closed_form.sums import Part, RidgeSums
 from dlcft.methods.base import Batch, Batches, Header, Loop, Method, State, Task, Tensors, joined_states, split_states
 from dlcft.methods.settings import Model, Reading, Scenario, setting
 from dlcft.network.classifier import Classifier
-from dlcft.network.inputs import filled, reference
+from dlcft.network.inputs import filled, in_half, reference
 
 
 def accuracy_share(features: int, samples: int) -> float:
@@ -235,6 +235,8 @@ class Ridge(Method):
         self.sums = RidgeSums.from_state(*parts["sums"]) if "sums" in parts else None
         self.origin = Origin(**parts["origin"][0]) if "origin" in parts else None
         self.columns, self.solved, self.before = header["columns"], header["solved"], None
+        if in_half(reference(model)) and "sums" in parts and "epsilon" not in parts["sums"][1]:
+            self.solved = False  # saved when heads were in half precision too: rounded, or not finite
 
     def _none(self, model: Classifier) -> RidgeSums:
         """Empty sums, on the model's device if that has float64."""

@@ -70,6 +70,11 @@ def reference(network: nn.Module) -> Tensor:
     return next(network.parameters(), torch.empty(0))
 
 
+def in_half(t: Tensor) -> bool:
+    """Whether a tensor is in half precision."""
+    return t.dtype in (torch.float16, torch.bfloat16)
+
+
 def use_channels_last(network: nn.Module) -> None:
     """Store the weights of all 2-D convolutions in the channels_last layout, in place, if that is safe.
 
