@@ -327,7 +327,7 @@ def test_directions_of_float32_rounding_do_not_count():
     assert fit.least_left(problem.rounding) == 1e-3
     x, y = noisy(30, 90)
     coarse = sums(x.float(), y)
-    assert coarse.path().gcv([1e-6]).isinf().all(), "below the floor"
+    assert coarse.path().gcv([1e-6]).isinf().all(), "far below the floor"
     assert coarse.path().problem.gcv(1e-6, coarse.path().problem.counted(30)) == float("inf")
     assert fit.least_left(coarse.rounding) == pytest.approx(0.0345, rel=0.01)
     assert sums(x.bfloat16(), y).epsilon == coarse.epsilon, "half precision is summed in float32"
@@ -444,3 +444,24 @@ def test_rounding_does_not_choose_the_ridge(features):
         chosen.add(sums(rounded, y).choose_ridge())
     assert len(chosen) == 1
     assert chosen.pop() > 1e-3
+
+
+def test_features_that_nearly_depend_on_each_other_make_no_samples_equal():
+    """More samples than features, a fit that is good, and eigenvalues down to float32's rounding."""
+    generator = torch.Generator().manual_seed(0)
+    y = torch.arange(70) % 3
+    z = torch.randn(3, 6, generator=generator)[y] + 0.2 * torch.randn(70, 6, generator=generator)
+    x = torch.tanh(0.3 * z @ torch.randn(6, 40, generator=generator))
+    few = sums(x, y)
+    path = few.path()
+    assert path.values[0] < path.problem.floor(70) < path.values[-1]
+    assert path.counted()[0] == path.problem.counted(70).samples == 70
+
+
+def test_the_span_of_few_samples_is_enough():
+    x, y = noisy(40, 300)
+    problem = sums(x, y)._problem()
+    thin, full = problem.path(40, 40), problem.path(40)
+    assert thin.vectors.shape == (300, 39)
+    assert torch.allclose(thin.gcv(RIDGES), full.gcv(RIDGES), rtol=1e-8)
+    assert_close(thin.solve(0.1), full.solve(0.1))

@@ -18,8 +18,11 @@ _PROBES = 32  # random vectors that estimate a trace
 _SPARE = 16  # random vectors beyond the rank: what rounding has left must not hide a direction
 _NEARLY_NONE = 1e-7  # a ridge so small that it keeps the rank, and large enough for a Cholesky factor in float64
 _FLOOR = 128  # in units of ε‖φ‖²/n, see `Problem.floor`; forgetting left eigenvalues of up to 18
+_LEAST_RIDGE = 0.25  # of the floor: above any eigenvalue that rounding has made
 _LEFT = 1e-3, 0.1  # bounds of the least share of degrees of freedom left, see `least_left`
-_INTERPOLATED = 0.05  # a fit without a ridge interpolates if its residual is below this share of the targets' energy
+# A fit without a ridge interpolates if its residual is below this share of the targets' energy: with fewer samples than
+# features, where samples that are there twice with two labels may remain, and with more, where features may be at fault.
+_INTERPOLATED = 0.05, 1e-4
 _MOST = 4  # with more samples per feature, a low rank is due to the features and not to repeated samples
 
 
@@ -56,7 +59,7 @@ class Problem:
 
     def gcv(self, ridge: float, counted: Counted) -> float:
         """As `RidgePath.gcv`, from a Cholesky factor; random vectors estimate the degrees of freedom."""
-        factor = self._factor(ridge) if ridge >= self.floor(counted.samples) else None
+        factor = self._factor(ridge) if ridge >= _LEAST_RIDGE * self.floor(counted.samples) else None
         if factor is None:
             return math.inf
         residual, remaining = self._fit(factor, ridge, counted.probes)
@@ -158,7 +161,7 @@ class RidgePath:
 
         `df = 1 + Σ_j w_j λ_j/(λ_j + ridge)` are the degrees of freedom, intercept included, with eigenvalues λ; n and w
         are `counted`. With weights of samples, or equal classes, the loss is the weighted one. The score is infinite
-        where the features' rounding would decide it: of a ridge below `Problem.floor`, and where df is n or nearly so.
+        where the features' rounding would decide it: of a ridge far below `Problem.floor`, and where df is n or nearly so.
 
         Raises:
             ValueError: when a ridge is not positive.
@@ -169,7 +172,7 @@ class RidgePath:
         freedom = 1 + (weights * self.values / (self.values + damping[:, None])).sum(1)
         left = 1 - freedom / samples
         score = 0.5 * self.problem.scale**2 * self._residual(damping).clamp(min=0) / left.square()
-        told = (left >= least_left(self.problem.rounding)) & (damping >= self.problem.floor(samples))
+        told = (left >= least_left(self.problem.rounding)) & (damping >= _LEAST_RIDGE * self.problem.floor(samples))
         return score.where(told, torch.full_like(score, math.inf))
 
     def _residual(self, ridges: Tensor) -> Tensor:
@@ -202,8 +205,8 @@ def _steeper(b: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
 def least_left(rounding: float) -> float:
     """The least share of degrees of freedom `1 − df/n` with which a score tells anything.
 
-    Where a fit nearly goes through all samples, its loss is about `(1 − df/n)²` of the targets' energy. Rounding changes
-    that loss by up to about 100 ε of the energy; it must stay a hundredth of the loss.
+    Where a fit nearly goes through all samples, its loss is about `(1 − df/n)²` of the targets' energy. Rounding
+    changes that loss by up to about 100 ε of the energy; it must stay a hundredth of the loss.
     """
     return min(max(_LEFT[0], math.sqrt(1e4 * rounding)), _LEFT[1])
 
@@ -212,9 +215,11 @@ def through_all(samples: int, freedom: float, varying: int, residual: float, ene
     """Whether a fit without a ridge goes through all samples, so that its degrees of freedom tell how many differ.
 
     `freedom` (intercept included) and `residual` are those of that fit, `energy` is that of the targets. A fit that
-    uses all `varying` features, those that are not constant, says nothing about the samples.
+    uses all `varying` features, those that are not constant, says nothing about the samples. One that uses fewer, with
+    more samples than features, may do so because features depend on each other.
     """
-    return samples <= _MOST * varying and freedom < varying + 0.5 and residual < _INTERPOLATED * energy
+    most = _INTERPOLATED[samples > varying] * energy
+    return samples <= _MOST * varying and freedom < varying + 0.5 and residual < most
 
 
 def cholesky_in_place(matrix: Tensor) -> tuple[Tensor, Tensor]:

@@ -52,7 +52,7 @@ class RidgeSums:
         class_sums: `s_c`, classes × features.
         gram: `G`, features × features.
         samples: how many samples were added, whatever their weights; generalised cross-validation needs it.
-        epsilon: by how much, relatively, a sample's features may differ from batch to batch: the rounding of their dtype.
+        epsilon: the rounding of the features' dtype: by about so much a sample's features differ from batch to batch.
         removed: the total weight of samples that were subtracted, each of which has left its rounding.
 
     Example:
@@ -422,6 +422,6 @@ class RidgeSums:
 
 
 def _epsilon(dtype: torch.dtype) -> float:
-    """The relative rounding of features; half precision is summed in float32, and hides most differences of these sums."""
+    """The relative rounding of features; half precision is summed in float32 and hides most of the differences."""
     coarsest = torch.finfo(torch.float32).eps
     return min(coarsest, torch.finfo(dtype).eps) if dtype.is_floating_point else 0.0
