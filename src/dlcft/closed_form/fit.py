@@ -21,7 +21,7 @@ _FLOOR = 128  # in units of ε‖φ‖²/n, see `Problem.floor`; forgetting left
 _LEAST_RIDGE = 0.25  # of the floor: above any eigenvalue that rounding has made
 _LEFT = 1e-3, 0.1  # bounds of the least share of degrees of freedom left, see `least_left`
 # A fit without a ridge interpolates if its residual is below this share of the targets' energy: with fewer samples than
-# features, where samples that are there twice with two labels may remain, and with more, where features may be at fault.
+# features, where a sample may be there twice with two labels, and with more, where features may depend on each other.
 _INTERPOLATED = 0.05, 1e-4
 _MOST = 4  # with more samples per feature, a low rank is due to the features and not to repeated samples
 
@@ -51,8 +51,7 @@ class Problem:
         if factor is None:
             return plain
         residual, _ = self._fit(factor, least, probes)
-        lower = factor
-        probes = _steeper(_steeper(lambda z: z - least * torch.cholesky_solve(z, lower)))(probes)
+        probes = _steeper(_steeper(lambda z: z - least * torch.cholesky_solve(z, factor)))(probes)
         freedom = 1 + float(probes.square().sum()) / _PROBES
         found = through_all(samples, freedom, self.varying, residual, self.energy)
         return Counted(freedom, probes) if found else plain
@@ -161,7 +160,7 @@ class RidgePath:
 
         `df = 1 + Σ_j w_j λ_j/(λ_j + ridge)` are the degrees of freedom, intercept included, with eigenvalues λ; n and w
         are `counted`. With weights of samples, or equal classes, the loss is the weighted one. The score is infinite
-        where the features' rounding would decide it: of a ridge far below `Problem.floor`, and where df is n or nearly so.
+        where the features' rounding would decide it: for a ridge far below `Problem.floor`, and where df is nearly n.
 
         Raises:
             ValueError: when a ridge is not positive.
