@@ -134,7 +134,7 @@ def accuracy(sums: RidgeSums, kept: Tensor, asked: Tensor, labels: Tensor) -> fl
     """Of the closed form on some of the features."""
     part = sums
     if len(kept) < sums.features:
-        part = RidgeSums(sums.counts, sums.class_sums[:, kept], sums.gram[kept][:, kept], sums.samples)
+        part = replace(sums, class_sums=sums.class_sums[:, kept], gram=sums.gram[kept][:, kept])
     weight, bias = part.solve(accuracy_share(part.features, part.samples) * part.choose_ridge())
     found = ((asked[:, kept] @ weight.T + bias).argmax(1) == labels).double().mean()
     print(part.features, f"{float(found):.1%}", flush=True)

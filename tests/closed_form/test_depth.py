@@ -1,5 +1,7 @@
 """Features of all depths against plain loops in float64, and for networks of every kind."""
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -216,3 +218,12 @@ def test_the_shipped_network_stays_within_its_budget():
     inner = {one.layer: one for one in features.activations}
     assert inner["layer1.1.conv2"].pairs == inner["layer2.1.conv2"].pairs == (0, 0)  # all pairs of 16 and 32 channels
     assert F.cosine_similarity(features(x)[:1, :128], network.eval()(x[:1])).item() == pytest.approx(1, abs=1e-5)
+
+
+def test_half_precision_is_squared_in_float32():
+    x = 300 * normal(3, 3, 16, 16)
+    features, network = made(Convolutions(), x, 120)
+    half = DepthFeatures(copy.deepcopy(network).bfloat16(), features.activations)
+    found, expected = half(x.bfloat16()), features(x)
+    assert found.dtype == torch.float32
+    assert (found - expected).norm() < 0.02 * expected.norm()

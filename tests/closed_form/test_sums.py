@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from sklearn.linear_model import Ridge
 from sklearn.preprocessing import StandardScaler
 
+from dlcft.closed_form import fit
 from dlcft.closed_form import sums as module
 from dlcft.closed_form.sums import RIDGES, RidgeSums
 from dlcft.closed_form.triangles import is_symmetric
@@ -271,7 +272,8 @@ def test_a_ridge_is_chosen_alike_with_and_without_an_eigendecomposition(monkeypa
     sums = RidgeSums.empty(60).add(x, y)
     monkeypatch.setattr("dlcft.closed_form.fit._PROBES", 4000)
     problem = sums._problem(scale=1.0)
-    scores = [problem.gcv(ridge, sums.samples) for ridge in RIDGES]
+    counted = problem.counted(sums.samples)
+    scores = [problem.gcv(ridge, counted) for ridge in RIDGES]
     expected = sums.path(scale=1.0).gcv(RIDGES)
     assert torch.allclose(torch.tensor(scores, dtype=torch.float64), expected, rtol=0.02)
     monkeypatch.undo()
@@ -304,16 +306,75 @@ def test_samples_that_come_again_do_not_spoil_the_ridge(limit, again, monkeypatc
 def test_how_many_samples_differ(features):
     x, y = noisy(60, features)
     path = sums(x, y).add(x[:5], y[:5]).path()
-    assert path.distinct == (60 if features > 60 else 65), "told only where a fit can go through all samples"
-    by_trace = path.problem.distinct(path.samples)
-    assert by_trace == pytest.approx(path.distinct, abs=4), "from random vectors"
+    told, weights = path.counted()
+    assert told == pytest.approx(60 if features > 60 else 65, abs=1e-4), "only where a fit can go through all samples"
+    assert torch.allclose(weights, torch.ones_like(weights), atol=1e-5)
+    by_trace = path.problem.counted(path.samples).samples
+    assert by_trace == pytest.approx(told, abs=4), "from random vectors"
+
+
+@pytest.mark.parametrize("limit", [100, 1500])
+def test_what_float32_leaves_of_forgotten_samples_chooses_no_ridge(limit, monkeypatch):
+    """Features as another batch gives them: other last bits, where they are forgotten and where they come again."""
+    monkeypatch.setattr("dlcft.closed_form.sums._EIGEN_LIMIT", limit)
+    for seed in range(10):
+        generator = torch.Generator().manual_seed(seed)
+        x, y = noisy(40 + 6 * seed, 300, seed)
+        x, kept = x.float(), 20 + 3 * seed
+
+        def again(part, generator=generator):
+            return part * (1 + 1e-6 * torch.randn(part.shape, generator=generator))
+
+        never = sums(x[:kept], y[:kept]).add(again(x[:4]), y[:4])
+        left = sums(again(x), y).add(again(x[:4]), y[:4]).minus(sums(again(x[kept:]), y[kept:]))
+        assert left.choose_ridge() == never.choose_ridge()
+        assert (left.path().counted()[0], never.path().counted()[0]) == pytest.approx((kept, kept), abs=0.5)
+
+
+def test_directions_of_float32_rounding_do_not_count():
+    values = torch.tensor([1e-2, 1e-1, 1.0, 1e1, 1e2]).double()
+    weights = fit.noise_weights(values, 1.0)
+    assert weights.tolist() == pytest.approx([6.5e-14, 2.6e-6, 0.25, 0.9967, 1.0], rel=0.3)
+    problem = sums(*noisy(30, 90)).path().problem
+    assert problem.rounding < 2 * torch.finfo(torch.float64).eps
+    assert fit.least_left(problem.rounding) == 1e-3
+    x, y = noisy(30, 90)
+    coarse = sums(x.float(), y)
+    assert coarse.path().gcv([1e-6]).isinf().all(), "far below the floor"
+    assert coarse.path().problem.gcv(1e-6, coarse.path().problem.counted(30)) == float("inf")
+    assert fit.least_left(coarse.rounding) == pytest.approx(0.0345, rel=0.01)
+    assert sums(x.bfloat16(), y).epsilon == coarse.epsilon, "half precision is summed in float32"
+
+
+def test_rounding_grows_where_far_more_was_subtracted_than_is_left():
+    x, y = noisy(600, 20)
+    x = x.float()
+    few, many = (sums(x, y).minus(sums(x[kept:], y[kept:])) for kept in (300, 6))
+    assert few.rounding == few.epsilon == torch.finfo(torch.float32).eps
+    assert many.rounding == pytest.approx(many.epsilon * (594 / 4 / 6) ** 0.5)
+    assert many.add(x, y).rounding == many.epsilon, "it fades as data comes"
+    assert many.merge(many).removed == 2 * 594
+    assert RidgeSums.from_state(*many.state()).rounding == many.rounding
+    tensors, _ = many.state()
+    assert RidgeSums.from_state(tensors, {"samples": 6}).rounding == many.epsilon, "an earlier state"
+
+
+def test_a_feature_that_only_forgotten_samples_varied_is_constant():
+    x, y = noisy(40, 30)
+    x[:25, 2], x[:25, 3] = 0.0, 1.5
+    x = x.float()
+    other = x[25:] * (1 + 1e-6 * torch.randn(15, 30, generator=torch.Generator().manual_seed(0)))
+    never, left = sums(x[:25], y[:25]), sums(x, y).minus(sums(other, y[25:]))
+    assert left._problem().varying == never._problem().varying == 28
+    assert left.gram[2].abs().max() == left.class_sums[:, 2].abs().max() == 0
+    assert_close(left.solve(0.1), never.solve(0.1), 1e-4)
 
 
 def test_a_feature_that_is_there_twice_makes_no_samples_equal():
     x, _ = noisy(200, 30)
     path = sums(torch.cat([x, x[:, :1]], 1), (x[:, 0] > 0).long()).path()
     assert len(path.values) == 30
-    assert path.distinct == path.problem.distinct(200) == 200
+    assert path.counted()[0] == path.problem.counted(200).samples == 200
 
 
 def test_a_feature_that_only_forgotten_samples_had():
@@ -396,3 +457,24 @@ def test_rounding_does_not_choose_the_ridge(features):
         chosen.add(sums(rounded, y).choose_ridge())
     assert len(chosen) == 1
     assert chosen.pop() > 1e-3
+
+
+def test_features_that_nearly_depend_on_each_other_make_no_samples_equal():
+    """More samples than features, a fit that is good, and eigenvalues down to float32's rounding."""
+    generator = torch.Generator().manual_seed(0)
+    y = torch.arange(70) % 3
+    z = torch.randn(3, 6, generator=generator)[y] + 0.2 * torch.randn(70, 6, generator=generator)
+    x = torch.tanh(0.3 * z @ torch.randn(6, 40, generator=generator))
+    few = sums(x, y)
+    path = few.path()
+    assert path.values[0] < path.problem.floor(70) < path.values[-1]
+    assert path.counted()[0] == path.problem.counted(70).samples == 70
+
+
+def test_the_span_of_few_samples_is_enough():
+    x, y = noisy(40, 300)
+    problem = sums(x, y)._problem()
+    thin, full = problem.path(40, 40), problem.path(40)
+    assert thin.vectors.shape == (300, 39)
+    assert torch.allclose(thin.gcv(RIDGES), full.gcv(RIDGES), rtol=1e-8)
+    assert_close(thin.solve(0.1), full.solve(0.1))

@@ -49,6 +49,80 @@ def test_a_network_in_half_precision_learns(method, dtype):
     assert learner.outputs(FLAT).isfinite().all()
 
 
+CLOSED_FORM = {
+    "ridge": {},
+    "ranpac": {"random_features": 32},
+    "dlcft-exact": {"tangent_features": 64, "random_features": 16},
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("method", CLOSED_FORM)
+def test_the_head_of_a_network_in_half_precision_is_in_float32(method, dtype, tmp_path):
+    """Its features are small, and so its weights large: 65,504 is the most that float16 holds."""
+    network = nn.Sequential(normed(), Scaled(2e-4)).to(dtype)
+    learner = Learner(network, method, ridge=1e-3, device="cpu", **CLOSED_FORM[method])
+    learner.learn((FLAT[:20], LABELS[:20]), progress=False)
+    learner.learn((FLAT[20:], LABELS[20:]), progress=False)
+    assert learner.model.features(FLAT.to(dtype)).dtype == dtype
+    assert learner.model.head("main").weight.dtype == learner.model(FLAT.to(dtype), "main").dtype == torch.float32
+    outputs = learner.outputs(FLAT)
+    weight, bias = learner.method.sums.solve(1e-3)
+    with torch.no_grad():
+        expected = learner.model.features(FLAT.to(dtype)).double() @ weight.T + bias
+    assert torch.allclose(outputs.double(), expected, rtol=0, atol=0.01)
+    if method == "ridge":
+        assert weight.abs().max() > torch.finfo(torch.float16).max
+    learner.save(tmp_path)
+    again = Learner.load(tmp_path, network, device="cpu")
+    assert torch.equal(again.outputs(FLAT), outputs)
+    again.forget((FLAT[20:], LABELS[20:]))
+    never = Learner(network, method, ridge=1e-3, device="cpu", **CLOSED_FORM[method])
+    never.learn((FLAT[:20], LABELS[:20]), progress=False)
+    assert torch.allclose(again.outputs(FLAT), never.outputs(FLAT), rtol=0, atol=0.01)
+
+
+def test_a_rounded_head_of_an_earlier_version_is_solved_again(tmp_path):
+    network = normed().half()
+    learner = Learner(network, "ridge", device="cpu")
+    learner.learn((FLAT, LABELS), progress=False)
+    outputs = learner.outputs(FLAT)
+    tensors, header = learner.state()
+    heads = [name for name in tensors if "heads." in name]
+    assert len(heads) == 2
+    del header["parts"]["method"]["parts"]["sums"]["epsilon"]
+    again = Learner(network, "ridge", device="cpu")
+    rounded = {name: torch.zeros_like(tensors[name], dtype=torch.float16) for name in heads}
+    again._load_state({**tensors, **rounded}, header)
+    assert torch.allclose(again.outputs(FLAT), outputs, atol=1e-4)
+
+
+class Scaled(nn.Module):
+    """Times a factor; of the dtype of its input."""
+
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x):
+        return self.factor * x
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("method", ["ridge", "none"])
+def test_outputs_that_are_no_numbers_are_no_labels(method, dtype):
+    learner = Learner(normed().to(dtype), method, device="cpu", **({} if method == "ridge" else FAST))
+    learner.learn((FLAT, LABELS), progress=False)
+    x = FLAT.clone()
+    x[3:5] = 3e38  # finite, and too large for the network
+    for ask in (learner.outputs, learner.predict, lambda x: learner.evaluate((x, LABELS))):
+        with pytest.raises(ValueError, match="the outputs of 2 of 33 inputs are not finite; inputs must be"):
+            ask(x)
+    if dtype == torch.float16 and method == "ridge":
+        with pytest.raises(ValueError, match="not finite"):
+            learner.predict(1e6 * FLAT)
+
+
 def test_batchnorm_learns_though_one_sample_is_left_over():
     learner = Learner(normed(), "none", epochs=2, batch_size=32)
     learner.learn((FLAT, LABELS), progress=False)

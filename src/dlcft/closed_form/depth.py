@@ -27,7 +27,7 @@ from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from dlcft.curvature.grams import Layer
-from dlcft.network.inputs import AnyLayout, Input, call, reference, use_channels_last
+from dlcft.network.inputs import AnyLayout, Input, call, in_half, reference, use_channels_last
 from dlcft.network.linearize import Frozen, choose_output
 from dlcft.network.prepare import drop_caches, fold_batchnorm
 
@@ -104,10 +104,12 @@ class DepthFeatures(Frozen):
         self.length = sum(activation.length for activation in activations)
         generator = torch.Generator().manual_seed(seed)
         like = reference(self.base)
+        # the square of an activation may be more than half precision holds
+        self.dtype = torch.float32 if in_half(like) else like.dtype
 
         def draw(name: str, rows: int, columns: int) -> None:
             matrix = torch.randn(rows, columns, generator=generator, dtype=torch.float64) / math.sqrt(rows)
-            self.register_buffer(name, matrix.to(like))
+            self.register_buffer(name, matrix.to(like.device, self.dtype))
 
         for index, one in enumerate(self.activations):
             if 0 < one.means < one.channels:
@@ -136,12 +138,13 @@ class DepthFeatures(Frozen):
         def note(layer: str, output: bool, a: Tensor, own_mask: Tensor | None) -> None:
             index = places.get((layer, output))
             if index is not None:
+                a = a.to(self.dtype)
                 rows = self.activations[index].rows(a, samples)
                 found[index].append((rows.shape[1], self._moments(index, a, rows, _weights(rows, mask, own_mask))))
 
         with AnyLayout(), watching(self.base, {one.layer for one in self.activations}, note):
             z = choose_output(call(self.base, x), None)
-        blocks = [z]
+        blocks = [z.to(self.dtype)]
         for one, uses in zip(self.activations, found, strict=True):
             if not uses:
                 raise ValueError(f"{one.layer} was not called for this batch, as it was for the first one.")

@@ -30,7 +30,7 @@ from dlcft.curvature.rows import (
     recording,
     without_rows,
 )
-from dlcft.network.inputs import AnyLayout, Input, call, reference, use_channels_last
+from dlcft.network.inputs import TOGETHER, AnyLayout, Input, call, reference, use_channels_last
 from dlcft.network.linearize import Frozen, Selection, choose_output, select
 from dlcft.network.prepare import drop_caches, fold_batchnorm
 
@@ -264,7 +264,8 @@ class TangentFeatures(Frozen):
             blocks += [self._sketch_of(name, index, each[name][index]) for name in self.others]
         # activations, and as much again for their gradients
         floats = 2 * sum(a.numel() for uses in calls.values() for a, _ in uses) // len(z) + self.length
-        size = max(1, MEMORY // (8 * floats))
+        size = MEMORY // (8 * floats)
+        size = max(1, size - size % TOGETHER if size > TOGETHER else size)
         return torch.cat(blocks, 1), min(size, MOST_SAMPLES) if z.device.type == "cpu" else size
 
     def _one_by_one(self, x: Input, samples: int, calls: Calls) -> dict[str, Tensor]:

@@ -35,6 +35,8 @@ _BLOCK = 512  # columns of the Gram matrix at a time: only blocks on and above t
 _CONSTANT = 1e-12  # a feature counts as constant if its variance is below this share of its mean square
 EIGEN_LIMIT = 1500  # with more features, an eigendecomposition takes too long
 _COARSE = 800  # about how many features give the first guess of a ridge then
+_REMOVED = 4  # as many times the weight that is left may be subtracted without a trace in `rounding`
+_TRACE = 64  # roundings of a feature's sum of squares: what subtracted samples may leave of it
 _NEGATIVE = 1e-4  # a negative variance beyond this share of a sample's ‖φ‖² is an error, not rounding
 _ROUNDING = 1e-9  # a difference of sums, relative to the sum before, below which it is zero
 
@@ -51,6 +53,8 @@ class RidgeSums:
         class_sums: `s_c`, classes × features.
         gram: `G`, features × features; symmetric to the last bit, so that its triangle is all that is stored.
         samples: how many samples were added, whatever their weights; generalised cross-validation needs it.
+        epsilon: the rounding of the features' dtype: by about so much a sample's features differ from batch to batch.
+        removed: the total weight of samples that were subtracted, each of which has left its rounding.
 
     Example:
         >>> x, y = torch.tensor([[0.0], [1.0], [2.0], [3.0]]), torch.tensor([0, 0, 1, 1])
@@ -65,6 +69,8 @@ class RidgeSums:
     class_sums: Tensor
     gram: Tensor
     samples: int
+    epsilon: float = 0.0
+    removed: float = 0.0
 
     @classmethod
     def empty(
@@ -95,6 +101,12 @@ class RidgeSums:
         """`n`, the total weight of the data: the number of samples when all weigh 1."""
         return float(self.counts.sum())
 
+    @property
+    def rounding(self) -> float:
+        """ε, how large rounding is relative to the features: larger where far more was subtracted than is left."""
+        most = _REMOVED * self.weight
+        return self.epsilon * math.sqrt(max(1.0, self.removed / most if most > 0 else 1.0))
+
     def add(self, features: Tensor, labels: Tensor, weights: Tensor | None = None) -> RidgeSums:
         """The sums with these samples added; a label beyond the known classes adds classes.
 
@@ -122,7 +134,7 @@ class RidgeSums:
             for start in range(0, self.features, _BLOCK):
                 block = slice(start, start + _BLOCK)
                 sums.gram[block, start:].addmm_(weighted[:, block].T, x[:, start:])
-            sums = replace(sums, samples=sums.samples + len(y))
+            sums = replace(sums, samples=sums.samples + len(y), epsilon=max(sums.epsilon, _epsilon(features.dtype)))
         mirror(sums.gram)
         return sums
 
@@ -164,10 +176,25 @@ class RidgeSums:
         if gone.all():
             return RidgeSums.empty(self.features, dtype=size.dtype, device=size.device).grow(left.classes)
         counts, class_sums = left.counts.masked_fill(gone, 0), left.class_sums.masked_fill(gone[:, None], 0)
-        # a feature that is zero in all remaining samples: its difference is rounding
-        dead = left.gram.diagonal() <= _ROUNDING * size
-        gram = left.gram.masked_fill(dead, 0).masked_fill_(dead[:, None], 0)
-        return replace(left, counts=counts, class_sums=class_sums.masked_fill(dead, 0), gram=gram)
+        return replace(left, counts=counts, class_sums=class_sums)._without_traces(size, other)
+
+    def _without_traces(self, before: Tensor, gone: RidgeSums) -> RidgeSums:
+        """The sums with features that vary by rounding alone made constant: only what was subtracted had varied there.
+
+        Otherwise such a feature would be standardised like others, and count among those whose median σ is the least.
+        """
+        each = gone.gram.diagonal().to(before) / math.sqrt(max(1, gone.samples))  # roundings differ in sign
+        rounding = torch.maximum(_TRACE * self.epsilon * each, _ROUNDING * before)
+        total, size = self.class_sums.sum(0), self.gram.diagonal()
+        still = size - total.square() / self.weight <= rounding
+        if not still.any():
+            return self
+        value = torch.where(size > rounding, total / self.weight, 0)[still]
+        class_sums, gram = self.class_sums.clone(), self.gram.clone()
+        class_sums[:, still] = torch.outer(self.counts, value)
+        rows = torch.outer(value, class_sums.sum(0))
+        gram[still], gram[:, still] = rows, rows.T
+        return replace(self, class_sums=class_sums, gram=gram)
 
     def grow(self, classes: int) -> RidgeSums:
         """The sums for `classes` classes; unseen ones have zero targets, and so zero weights.
@@ -237,11 +264,7 @@ class RidgeSums:
     @torch.no_grad()
     def path(self, *, equal_classes: bool = False, scale: float = 15.0, start: Tensor | None = None) -> RidgePath:
         """One eigendecomposition that gives the solutions and scores of all ridges."""
-        problem = self._problem(equal_classes, scale, start)
-        values, vectors = torch.linalg.eigh(problem.matrix)
-        # Drop the directions in which the data does not vary: there the right-hand side is rounding.
-        kept = values > self.features * torch.finfo(values.dtype).eps * values[-1].clamp(min=0)
-        return RidgePath(problem, values[kept], vectors[:, kept], problem.right @ vectors[:, kept], self.samples)
+        return self._problem(equal_classes, scale, start).path(self.samples)
 
     @torch.no_grad()
     def choose_ridge(
@@ -256,25 +279,27 @@ class RidgeSums:
 
         Among ridges whose scores differ only by rounding, it is the largest.
 
-        With many features an eigendecomposition would take minutes. Then that of every n-th feature gives a first
-        guess, and a search from there computes one Cholesky factor for each ridge it tries, with the trace estimated
-        from fixed random vectors.
+        With many features an eigendecomposition would take minutes. With few samples one in their span does as well.
+        With many samples too, that of every n-th feature gives a first guess, and a search from there computes one
+        Cholesky factor for each ridge it tries, with the trace estimated from fixed random vectors.
 
         Raises:
             ValueError: when a ridge is not positive.
         """
         check_ridges(ridges, positive=True)
         ridges = sorted(ridges)
-        step = -(-self.features // _COARSE) if self.features > EIGEN_LIMIT else 1
+        many = min(self.features, self.samples) > EIGEN_LIMIT
+        step = -(-self.features // _COARSE) if many else 1
         part = None if start is None else start[:, ::step]
         few = replace(self, class_sums=self.class_sums[:, ::step], gram=self.gram[::step, ::step])
-        near = few.path(equal_classes=equal_classes, scale=scale, start=part).gcv(ridges)
+        rank = None if many or self.features <= EIGEN_LIMIT else self.samples
+        near = few._problem(equal_classes, scale, part).path(self.samples, rank).gcv(ridges)
         best = int(near.argmin())
         score: Callable[[int], float] = near.tolist().__getitem__
         if step > 1:
             problem = self._problem(equal_classes, scale, start)
-            samples = problem.distinct(self.samples)
-            score = functools.cache(lambda index: problem.gcv(ridges[index], samples))
+            counted = problem.counted(self.samples)
+            score = functools.cache(lambda index: problem.gcv(ridges[index], counted))
             # the score of too small a ridge is infinite
             while best + 1 < len(ridges) and (score(best) == math.inf or score(best + 1) < score(best)):
                 best += 1
@@ -308,16 +333,19 @@ class RidgeSums:
     def to(self, *args: Any, **kwargs: Any) -> RidgeSums:
         """On another device or in another dtype, as `Tensor.to`."""
         counts, class_sums, gram = (t.to(*args, **kwargs) for t in (self.counts, self.class_sums, self.gram))
-        return RidgeSums(counts, class_sums, gram, self.samples)
+        return replace(self, counts=counts, class_sums=class_sums, gram=gram)
 
     def state(self) -> tuple[Tensors, dict[str, Any]]:
         """Tensors, and a header that JSON can hold."""
-        return {"counts": self.counts, "class_sums": self.class_sums, "gram": self.gram}, {"samples": self.samples}
+        tensors = {"counts": self.counts, "class_sums": self.class_sums, "gram": self.gram}
+        return tensors, {"samples": self.samples, "epsilon": self.epsilon, "removed": self.removed}
 
     @classmethod
     def from_state(cls, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> RidgeSums:
-        """The inverse of `state`."""
-        return cls(tensors["counts"], tensors["class_sums"], tensors["gram"], header["samples"])
+        """The inverse of `state`; earlier states do not say how coarse their features were: float32, mostly."""
+        epsilon = header.get("epsilon", _epsilon(torch.float32))
+        sums = tensors["counts"], tensors["class_sums"], tensors["gram"]
+        return cls(*sums, header["samples"], epsilon, header.get("removed", 0.0))
 
     def _checked(self, features: Tensor, labels: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """The samples in the sums' dtype and on their device."""
@@ -345,7 +373,9 @@ class RidgeSums:
         classes = max(self.classes, other.classes)
         a, b = self.grow(classes), other.grow(classes).to(self.gram)
         counts, class_sums = a.counts + sign * b.counts, a.class_sums + sign * b.class_sums
-        return RidgeSums(counts, class_sums, torch.add(a.gram, b.gram, alpha=sign), a.samples + sign * b.samples)
+        gram, samples = torch.add(a.gram, b.gram, alpha=sign), a.samples + sign * b.samples
+        removed = a.removed + b.removed + (b.weight if sign < 0 else 0.0)
+        return RidgeSums(counts, class_sums, gram, samples, max(a.epsilon, b.epsilon), removed)
 
     def _check_not_empty(self) -> None:
         if not self.weight > 0:
@@ -375,12 +405,22 @@ class RidgeSums:
         right = prior[:, None] * (means - mean) * inverse
         matrix.mul_(inverse).mul_(inverse[:, None])
         energy = float((prior * (1 - prior)).sum())
+        # features are rounded relative to their size, and standardised by their deviation
+        trace = float(matrix.trace())
+        rounding = self.rounding * math.sqrt(float((size * inverse.square()).sum()) / trace) if trace > 0 else 0.0
         if start is None:
-            return Problem(matrix, right, inverse, mean, prior, energy, scale, None)
+            return Problem(matrix, right, inverse, mean, prior, energy, scale, None, rounding)
         if start.shape != right.shape:
             raise ValueError(f"start has shape {tuple(start.shape)}; {tuple(right.shape)} is needed.")
         start = start.to(matrix)
         from_there = start / scale / inverse.where(varies, torch.ones_like(inverse)) * varies
         explained = from_there @ matrix
         energy += float(((explained - 2 * right) * from_there).sum())
-        return Problem(matrix, right - explained, inverse, mean, prior, energy, scale, start * varies)
+        right = right - explained
+        return Problem(matrix, right, inverse, mean, prior, energy, scale, start * varies, rounding)
+
+
+def _epsilon(dtype: torch.dtype) -> float:
+    """The relative rounding of features; half precision is summed in float32 and hides most of the differences."""
+    coarsest = torch.finfo(torch.float32).eps
+    return min(coarsest, torch.finfo(dtype).eps) if dtype.is_floating_point else 0.0

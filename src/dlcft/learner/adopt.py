@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dlcft.data.images import Preprocess
-from dlcft.network.inputs import Input, call
+from dlcft.network.inputs import Input, call, in_half
 
 CONFIDENT = 0.9  # the probability that a softmax classifier is taken to give its answer, where no sample tells
 
@@ -61,8 +61,9 @@ def check_last(
 @torch.no_grad()
 def centred_head(layer: nn.Linear) -> tuple[Tensor, Tensor]:
     """Its weight and bias with the mean over outputs taken off: a softmax does not see the difference."""
-    bias = layer.weight.new_zeros(layer.out_features) if layer.bias is None else layer.bias
-    return layer.weight - layer.weight.mean(0), bias - bias.mean()
+    weight = layer.weight.float() if in_half(layer.weight) else layer.weight
+    bias = weight.new_zeros(layer.out_features) if layer.bias is None else layer.bias.to(weight)
+    return weight - weight.mean(0), bias - bias.mean()
 
 
 def margin_scale(outputs: int, scale: float) -> float:

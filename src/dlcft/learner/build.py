@@ -19,7 +19,7 @@ from dlcft.data.samples import Samples, to_device
 from dlcft.methods.recipes import Recipe
 from dlcft.methods.settings import Features, Network
 from dlcft.network.classifier import Classifier
-from dlcft.network.inputs import Input, call, reference
+from dlcft.network.inputs import Input, call, in_half, reference
 from dlcft.network.linearize import Linearized, Selection, select
 from dlcft.network.prepare import fold_batchnorm
 
@@ -207,7 +207,7 @@ def _prepared(backbone: nn.Module, recipe: Recipe, train: Selection, preprocess:
     if preprocess is not None and preprocess.mean is not None:
         backbone = copy.deepcopy(backbone)
         backbone.register_forward_pre_hook(_Normalise(preprocess), with_kwargs=True)
-    if not recipe.closed_form and reference(backbone).dtype in (torch.float16, torch.bfloat16):
+    if not recipe.closed_form and in_half(reference(backbone)):
         backbone = copy.deepcopy(backbone).float()  # its steps would be rounded away; amp=True computes in bfloat16
     if recipe.linear:
         return Linearized(fold_batchnorm(backbone), train=train)

@@ -353,14 +353,22 @@ class Learner:
 
     @torch.no_grad()
     def outputs(self, x: Any, *, head: str | None = None, batch_size: int = 256) -> Tensor:
-        """The head's outputs for inputs, see `Inputs`."""
+        """The head's outputs for inputs, see `Inputs`.
+
+        Raises:
+            ValueError: when one is not a finite number.
+        """
         name, model = self._ready(head)
         inputs = x if isinstance(x, Samples | Inputs) else self.inputs(x)
         batches = self._batches(inputs, torch.zeros(len(inputs), dtype=torch.long), batch_size)
-        return torch.cat([model(part, name).float().cpu() for part, _ in batches])
+        return torch.cat([_finite(model(part, name)).float().cpu() for part, _ in batches])
 
     def predict(self, x: Any, *, head: str | None = None) -> list[Label]:
-        """The label of each input."""
+        """The label of each input.
+
+        Raises:
+            ValueError: when an output is not a finite number.
+        """
         names = self._heads.labels[self._heads.known(head)].names
         return [names[index] for index in self.outputs(x, head=head).argmax(1).tolist()]
 
@@ -369,6 +377,9 @@ class Learner:
         """Accuracy, mean loss, and how many labels are `unknown`: never learned.
 
         An unknown label counts as an error; the loss is of the others alone, NaN if there are none.
+
+        Raises:
+            ValueError: when an output is not a finite number.
         """
         (name, model), samples = self._ready(head), self.samples(data)
         labels = self._heads.labels[name]
@@ -377,7 +388,7 @@ class Learner:
         right, total, start = 0, 0.0, 0
         for x, target in self._batches(samples, labels.indices(names), batch_size):
             seen = known[start : start + len(target)].to(target.device)
-            outputs = model(x, name)[seen]
+            outputs = _finite(model(x, name))[seen]
             right += int((outputs.argmax(1) == target[seen]).sum())
             total += len(outputs) * float(self.loss.value(outputs, target[seen])) if len(outputs) else 0.0
             start += len(target)
@@ -686,6 +697,17 @@ def _recipe(method: str | Method | Recipe, settings: Mapping[str, Any]) -> Recip
     if not isinstance(method, Recipe):
         raise TypeError(f"method is {method!r}; it must be a name, a Method or a Recipe.")
     return method.with_settings(settings)
+
+
+def _finite(outputs: Tensor) -> Tensor:
+    """Refuse outputs that are no numbers: the largest of them would still be some label."""
+    wrong = int((~outputs.isfinite()).any(1).sum())
+    if wrong:
+        raise ValueError(
+            f"the outputs of {wrong} of {len(outputs)} inputs are not finite; inputs must be finite, and so small that "
+            "the network computes them in its own precision."
+        )
+    return outputs
 
 
 def _fingerprint(tasks: Mapping[str, Samples]) -> str:

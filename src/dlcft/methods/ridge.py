@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -20,7 +20,7 @@ from dlcft.closed_form.sums import Part, RidgeSums
 from dlcft.methods.base import Batch, Batches, Header, Loop, Method, State, Task, Tensors, joined_states, split_states
 from dlcft.methods.settings import Model, Reading, Scenario, setting
 from dlcft.network.classifier import Classifier
-from dlcft.network.inputs import reference
+from dlcft.network.inputs import filled, in_half, reference
 
 SOLUTIONS = ("ridge", "ncm", "lda", "shrunken-lda")
 
@@ -96,7 +96,8 @@ class Origin:
         counts[missing], class_sums[missing] = each, each * placed
         gram = sums.gram + each * (len(missing) * within + placed.T @ placed)
         per_class = sums.samples / int(seen.sum())
-        return RidgeSums(counts, class_sums, gram, sums.samples + round(per_class * len(missing)))
+        samples = sums.samples + round(per_class * len(missing))
+        return replace(sums, counts=counts, class_sums=class_sums, gram=gram, samples=samples)
 
 
 @dataclass
@@ -258,6 +259,8 @@ class Ridge(Method):
         self.origin = Origin(**parts["origin"][0]) if "origin" in parts else None
         self.columns, self.solved, self.before = header["columns"], header["solved"], None
         self.usual_temperature = header.get("temperature")  # earlier versions had none
+        if in_half(reference(model)) and "sums" in parts and "epsilon" not in parts["sums"][1]:
+            self.solved = False  # saved when heads were in half precision too: rounded, or not finite
 
     def _none(self, model: Classifier) -> RidgeSums:
         """Empty sums, on the model's device if that has float64."""
@@ -338,5 +341,5 @@ def _rows(model: Classifier, columns: list[int], batches: Batches, weight: float
     model.eval()
     for x, y in batches:
         with torch.no_grad():
-            features = model.features(x)
+            features = model.features(filled(x, len(y)))[: len(y)]
         yield features, torch.tensor(columns, device=y.device)[y], features.new_full((len(y),), weight)

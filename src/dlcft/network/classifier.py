@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dlcft.network.inputs import Input, call, reference
+from dlcft.network.inputs import Input, call, in_half, reference
 from dlcft.network.linearize import Frozen, Linearized
 from dlcft.network.prepare import drop_caches
 
@@ -20,6 +20,8 @@ class Classifier(nn.Module):
     On a linearised backbone f is linear in ψ and linear in (W, b) but bilinear in the pair. With `strict=True` the
     model is truly linear: `f(x) = W g(x; ψ0) + b + W0 D_ψ g(x; ψ0)·ψ`, where W0 is fixed (`fix_directions`) before
     training.
+
+    Heads on a backbone in half precision are in float32: their weights would be rounded there, or overflow.
 
     Args:
         backbone: any module that maps a batch to feature vectors.
@@ -43,9 +45,9 @@ class Classifier(nn.Module):
         """Logits, batch × outputs."""
         layer = self.head(head)
         if self.strict:
-            value, change = call(self.backbone.split, x)  # type: ignore[arg-type]
+            value, change = (z.to(layer.weight.dtype) for z in call(self.backbone.split, x))  # type: ignore[arg-type]
             return layer(value) + change @ self.directions(head).T  # type: ignore[no-any-return]
-        return layer(self.features(x))  # type: ignore[no-any-return]
+        return layer(self.features(x).to(layer.weight.dtype))  # type: ignore[no-any-return]
 
     def features(self, x: Input) -> Tensor:
         """Feature vectors, batch × features.
@@ -152,7 +154,8 @@ class Classifier(nn.Module):
 @torch.no_grad()
 def _zero_layer(features: int, outputs: int, like: Tensor) -> nn.Linear:
     """A linear layer of zeros; torch's own initialisation would change the caller's random state."""
-    layer = nn.utils.skip_init(nn.Linear, features, outputs, device=like.device, dtype=like.dtype)
+    dtype = torch.float32 if in_half(like) else like.dtype
+    layer = nn.utils.skip_init(nn.Linear, features, outputs, device=like.device, dtype=dtype)
     for parameter in layer.parameters():
         parameter.zero_()
     return layer  # type: ignore[no-any-return]

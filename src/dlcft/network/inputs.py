@@ -12,7 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+TOGETHER = 4  # fewer samples are multiplied by other kernels, which round otherwise; measured on a CPU
 
 Input = Tensor | tuple[Any, ...] | Mapping[str, Any]
 
@@ -29,6 +31,21 @@ def call(network: Callable[..., Any], x: Input) -> Any:
         got = ", ".join(f"{tuple(t.shape)} of {t.dtype}" for t in tree_leaves(x) if isinstance(t, Tensor))
         why = str(error).strip().splitlines()[0]
         raise ValueError(f"the network cannot take a batch {got}: {why}") from error
+
+
+def filled(x: Input, samples: int) -> Input:
+    """A batch with its last sample repeated until there are a multiple of `TOGETHER`.
+
+    Then a sample's features mostly have the same last bits in whatever batch it is.
+    """
+    more = -samples % TOGETHER
+    if not more:
+        return x
+
+    def longer(t: Tensor) -> Tensor:
+        return torch.cat([t, t[-1:].expand(more, *t.shape[1:])]) if t.dim() and len(t) == samples else t
+
+    return tree_map_only(Tensor, longer, x)  # type: ignore[no-any-return]
 
 
 def functional_call(network: nn.Module, tensors: Mapping[str, Tensor], args: Any = (), kwargs: Any = None) -> Any:
@@ -51,6 +68,11 @@ def functional_call(network: nn.Module, tensors: Mapping[str, Tensor], args: Any
 def reference(network: nn.Module) -> Tensor:
     """A tensor of the dtype and on the device of a network; a network without parameters is float32 on the CPU."""
     return next(network.parameters(), torch.empty(0))
+
+
+def in_half(t: Tensor) -> bool:
+    """Whether a tensor is in half precision."""
+    return t.dtype in (torch.float16, torch.bfloat16)
 
 
 def use_channels_last(network: nn.Module) -> None:
