@@ -62,7 +62,8 @@ print(status("VmHWM") - before)
     environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "1000000"}
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     measured = int(done.stdout)
-    assert abs(costs(features, 10).memory - measured) < 0.15 * measured
+    # few samples are solved in their span, which takes less
+    assert 0.75 * costs(features, 10).memory < measured < 1.15 * costs(features, 10).memory
 
 
 def test_the_documentation_tells_the_same():

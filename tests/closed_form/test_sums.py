@@ -316,7 +316,7 @@ def test_how_many_samples_differ(features):
 @pytest.mark.parametrize("limit", [100, 1500])
 def test_what_float32_leaves_of_forgotten_samples_chooses_no_ridge(limit, monkeypatch):
     """Features as another batch gives them: other last bits, where they are forgotten and where they come again."""
-    monkeypatch.setattr("dlcft.closed_form.sums._EIGEN_LIMIT", limit)
+    monkeypatch.setattr("dlcft.closed_form.sums.EIGEN_LIMIT", limit)
     for seed in range(10):
         generator = torch.Generator().manual_seed(seed)
         x, y = noisy(40 + 6 * seed, 300, seed)

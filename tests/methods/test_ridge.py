@@ -255,7 +255,7 @@ def test_the_default_looks_at_no_data_but_in_its_sums():
 
 
 def test_the_principal_direction_comes_from_the_first_task_and_stays():
-    learner = make(direction="principal")
+    learner = make("tangent", direction="principal")
     learner.learn((X[:20], Y[:20]))
     first = learner.model.backbone.directions.clone()
     learner.learn((X[20:], Y[20:]))
@@ -266,7 +266,7 @@ def test_the_principal_direction_comes_from_the_first_task_and_stays():
 
 
 def test_a_layer_may_be_chosen():
-    learner = make(train="conv")
+    learner = make("tangent", train="conv")
     learner.learn((X, Y))
     assert list(learner.model.backbone.layers) == ["conv"]
     with pytest.raises(ValueError, match="tangent space"):

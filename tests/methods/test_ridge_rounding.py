@@ -15,7 +15,7 @@ METHODS = {
     "ridge": {},
     "ranpac": {"random_features": 300},
     "tangent": {"tangent_features": 200},
-    "dlcft-exact": {"tangent_features": 200, "random_features": 100},
+    "dlcft-exact": {"depth_features": 300},
 }
 
 
@@ -112,7 +112,7 @@ def way(request, monkeypatch):
     """Both ways to choose a ridge, and batches as they come."""
     monkeypatch.setattr(ridge, "filled", lambda x, samples: x)
     if request.param == "cholesky":
-        monkeypatch.setattr(module, "_EIGEN_LIMIT", 100)
+        monkeypatch.setattr(module, "EIGEN_LIMIT", 100)
         monkeypatch.setattr(module, "_COARSE", 60)
 
 
