@@ -61,7 +61,9 @@ def original():
 @pytest.mark.parametrize("sample", [SAMPLE, None], ids=["sample", "none"])
 def test_as_good_as_before_and_old_classes_hold(name, sample, tmp_path):
     before = copy.deepcopy(MODEL.state_dict())
-    learner = Learner.adopt(MODEL, "1", LABELS, sample, name, weight=4.0, device="cpu", **SETTINGS[name])
+    learner = Learner.adopt(
+        MODEL, "1", LABELS, sample, name, weight=4.0, example=TEST[0], device="cpu", **SETTINGS[name]
+    )
     assert all(torch.equal(t, before[key]) for key, t in MODEL.state_dict().items())
     assert accuracy(learner) >= original() - 0.01
     assert (learner.labels(), learner.tasks) == (LABELS, 1)
@@ -79,7 +81,7 @@ def test_as_good_as_before_and_old_classes_hold(name, sample, tmp_path):
 
 
 def test_without_a_sample_the_head_tells_where_old_classes_may_lie():
-    learner = Learner.adopt(MODEL, "1", LABELS, None, device="cpu", **SETTINGS["dlcft-exact"])
+    learner = Learner.adopt(MODEL, "1", LABELS, None, example=TEST[0][:1], device="cpu", **SETTINGS["dlcft-exact"])
     learner.learn(data([4, 5], n=40, seed=7))
     assert accuracy(learner, data([4, 5], n=60, seed=9)) > 0.8
     assert accuracy(learner) > 0.4  # by chance 0.17
@@ -91,7 +93,9 @@ def test_without_a_sample_the_head_tells_where_old_classes_may_lie():
 @pytest.mark.parametrize("name", ["dlcft-exact", "ridge"])
 @pytest.mark.parametrize("sample", [SAMPLE, None], ids=["sample", "none"])
 def test_answers_are_the_old_ones_until_something_is_learned_and_after_it_is_forgotten(name, sample):
-    learner = Learner.adopt(MODEL, "1", LABELS, sample, name, weight=4.0, device="cpu", **SETTINGS[name])
+    learner = Learner.adopt(
+        MODEL, "1", LABELS, sample, name, weight=4.0, example=TEST[0], device="cpu", **SETTINGS[name]
+    )
     expected = MODEL(TEST[0]).argmax(1).tolist()
     assert learner.predict(TEST[0]) == expected
     before = learner.outputs(TEST[0])
@@ -197,6 +201,7 @@ def test_the_scale_is_that_of_the_targets():
         (lambda: Learner.adopt(MODEL, "1", LABELS, data([0, 9])), "the label 9, which is not among"),
         (lambda: Learner.adopt(MODEL, "1", LABELS, scenario="task-il"), "one head for all tasks"),
         (lambda: Learner.adopt(MODEL, "1", LABELS, weight=0), "a positive weight"),
+        (lambda: Learner.adopt(MODEL, "1", LABELS), "neither data nor example= nor a preprocessing with a size"),
         (lambda: Learner.adopt(MODEL, "1", LABELS, None, "ranpac"), "ranpac does not see the features"),
         (lambda: Learner.adopt(nn.Flatten(), "fc", LABELS), "no linear layer 'fc'"),
         (

@@ -149,7 +149,7 @@ def test_solving_again_changes_nothing_where_training_has_changed_nothing(method
 
 def test_a_head_is_not_solved_without_its_buffer():
     with pytest.raises(ValueError, match="head_end='ridge' would solve the head without the buffer"):
-        make("dlcft", "class-il", buffer=10)
+        make("dlcft", "class-il", buffer=10, head_end="ridge")
     assert make("dlcft", "data-il", buffer=0).method.kept is None
 
 

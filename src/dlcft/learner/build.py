@@ -138,10 +138,11 @@ class Builder:
         model = self.recipe.model
         principal = isinstance(model, Features) and model.tangent_features and model.direction == "principal"
         some = torch.linspace(0, len(samples) - 1, min(_DIRECTION_SAMPLES if principal else 1, len(samples))).long()
+        parts = (to_device(samples.fetch(few), self.device, dtype=self.dtype) for few in some.split(_TOGETHER))
+        z = torch.cat([self.features(x) for x in parts])
         if isinstance(model, Features) and model.depth_features:
             self.look(to_device(samples.fetch(torch.arange(min(3, len(samples)))), self.device, dtype=self.dtype))
-        parts = (to_device(samples.fetch(few), self.device, dtype=self.dtype) for few in some.split(_TOGETHER))
-        return self.build_on(torch.cat([self.features(x) for x in parts]))
+        return self.build_on(z)
 
     def look(self, x: Input) -> None:
         """Find the activations that depth features are taken of; a few samples show their shapes."""
