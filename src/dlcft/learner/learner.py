@@ -593,17 +593,18 @@ class Learner:
 
     def _example(self, given: Any) -> Input:
         """Inputs that show the shapes inside the network."""
+        if given is not None:
+            inputs = self.inputs(given)
+            few = inputs.fetch(torch.arange(min(3, len(inputs))))
+            return to_device(few, self.device, dtype=self._builder.dtype)
         size = None if self.preprocess is None else self.preprocess.size
-        if given is None and size is None:
+        if self.preprocess is None or size is None:
             raise ValueError(
                 "adopt got neither data nor example= nor a preprocessing with a size; depth_features need one of them "
                 "to see the shapes inside the network."
             )
-        if given is None:
-            return torch.rand(3, 3, *size, generator=self._stream("example")).to(self.device, self._builder.dtype)
-        inputs = self.inputs(given)
-        few = inputs.fetch(torch.arange(min(3, len(inputs))))
-        return to_device(few, self.device, dtype=self._builder.dtype)
+        images = torch.rand(3, self.preprocess.channels or 3, *size, generator=self._stream("example"))
+        return images.to(self.device, self._builder.dtype)
 
     @torch.no_grad()
     def _adopt(self, layer: nn.Linear, labels: Labels, samples: Samples | None, weight: float) -> None:
