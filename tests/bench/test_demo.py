@@ -19,8 +19,7 @@ def tiny(monkeypatch):
     for name in ("TURNED", "NEW_CLASSES"):
         small = replace(getattr(module, name), tasks=2, size=8, classes=4, per_class=4)
         monkeypatch.setattr(module, name, small)
-    for name in ("FEATURES",):
-        monkeypatch.setattr(module, name, 40)
+    monkeypatch.setattr(module, "FEATURES", 40)
 
 
 def test_what_is_compared():
