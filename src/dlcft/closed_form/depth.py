@@ -26,15 +26,14 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from dlcft.closed_form.features import MOST_SAMPLES, frozen_copy
 from dlcft.curvature.grams import Layer
-from dlcft.network.inputs import AnyLayout, Input, call, in_half, reference, use_channels_last
+from dlcft.network.inputs import AnyLayout, Input, call, in_half, reference
 from dlcft.network.linearize import Frozen, choose_output
-from dlcft.network.prepare import drop_caches, fold_batchnorm
 
 log = logging.getLogger("dlcft")
 
 GRID = 4  # fields of the grid in each direction
-MOST_SAMPLES = 64  # at once on a CPU: with more, activations leave its cache
 _SAME = 1e-3  # largest relative difference of a sample's mean in batches of two sizes
 
 
@@ -177,14 +176,6 @@ class DepthFeatures(Frozen):
 
     def _matrix(self, name: str) -> Tensor:
         return self.get_buffer(name)
-
-
-def frozen_copy(backbone: nn.Module) -> nn.Module:
-    """A copy for features: BatchNorm folded, in evaluation mode."""
-    base = fold_batchnorm(backbone).eval().requires_grad_(False)
-    drop_caches(base)
-    use_channels_last(base)
-    return base
 
 
 @torch.no_grad()

@@ -41,6 +41,14 @@ FIRST_SAMPLES = 8
 MOST_SAMPLES = 64  # at once on a CPU: with more, activations leave its cache
 
 
+def frozen_copy(backbone: nn.Module) -> nn.Module:
+    """A copy for features: BatchNorm folded, in evaluation mode."""
+    base = fold_batchnorm(backbone).eval().requires_grad_(False)
+    drop_caches(base)
+    use_channels_last(base)
+    return base
+
+
 def kronecker_sketch(layer: Layer, xs: Sequence[Tensor], gs: Sequence[Tensor], left: Tensor, right: Tensor) -> Tensor:
     """`Σ_q S_q D_q R_q` (samples, o, k), q over the layer's groups, without ever forming D.
 
@@ -184,9 +192,7 @@ class TangentFeatures(Frozen):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        self.base = fold_batchnorm(backbone).eval().requires_grad_(False)
-        drop_caches(self.base)
-        use_channels_last(self.base)
+        self.base = frozen_copy(backbone)
         parameters = dict(self.base.named_parameters())
         attention = _attention_weights(self.base)
         matrices = {f"{name}.weight" for name, module in self.base.named_modules() if isinstance(module, Layer)}
