@@ -71,7 +71,7 @@ def part(data, indices):
     return data[0][indices], [data[1][i] for i in indices.tolist()]
 
 
-def check(seed):
+def assert_as_if_never_seen(seed):
     draws = Draws(seed)
     backbone, name = network(draws.among(16, 32, 64)), draws.among(*METHODS)
     kept = draws.among(draws.number(4, 30), draws.number(10, 80), draws.number(50, 300))
@@ -118,13 +118,13 @@ def way(request, monkeypatch):
 
 def test_as_if_never_seen(way):
     for seed in range(25):
-        check(seed)
+        assert_as_if_never_seen(seed)
 
 
 @pytest.mark.slow
 def test_as_if_never_seen_in_200_cases(way):
     for seed in range(1000, 1200):
-        check(seed)
+        assert_as_if_never_seen(seed)
 
 
 def test_a_sample_keeps_its_features_in_any_batch():
