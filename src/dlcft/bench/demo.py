@@ -21,7 +21,7 @@ METHODS = {  # by `Experiment.title`
     "dlcft-paper": "linearised, TK-FAC penalty",
     "dlcft": "linearised, exact TK",
     "ranpac": "closed form, random features",
-    "dlcft-exact": "closed form, tangent space",
+    "dlcft-exact": "closed form, all depths",
     "none (joint)": "all data at once",
 }
 TITLES = {
