@@ -133,7 +133,7 @@ class TestMistakes:
         torch.save({"epoch": 3, "model": {}}, tmp_path / "nested.pth")
         torch.save(ResNet18(1), tmp_path / "code.pth")
         for name in ("empty.pth", "empty.safetensors", "text.pth", "code.pth"):
-            with pytest.raises(ValueError, match="cannot be read as weights") as error:
+            with pytest.raises(ValueError, match="cannot read weights from") as error:
                 load_backbone("resnet18", weights=tmp_path / name)
             sentence(error)
         with pytest.raises(ValueError, match=r"holds a dict of epoch, model; a state dict"):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-import pickle
 from collections.abc import Mapping
 from pathlib import Path
 
 import safetensors
 import torch
 from torch import Tensor, nn
+
+from dlcft.data.decoding import decoding
 
 OFFICIAL = "resnet18-f37072fd.pth"  # torchvision's ResNet-18, IMAGENET1K_V1
 OFFICIAL_URL = f"https://download.pytorch.org/models/{OFFICIAL}"
@@ -25,15 +26,12 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors of a .safetensors, .pth or .pt file by name, and its metadata; nothing in it can run code."""
     if path.suffix not in (".safetensors", ".pth", ".pt"):
         raise ValueError(f"weights is {str(path)!r}; a .safetensors, .pth or .pt file is accepted.")
-    try:
+    with decoding(f"weights from {path}", "give a whole file without code"):
         if path.suffix == ".safetensors":
             with safetensors.safe_open(path, framework="pt") as file:
                 # a copy: the reader maps the file, which may be overwritten
                 return {key: file.get_tensor(key).clone() for key in file.keys()}, file.metadata() or {}  # noqa: SIM118
         state = torch.load(path, map_location="cpu", weights_only=True)
-    # the readers' errors for broken and cut files, and torch's for code
-    except (safetensors.SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, KeyError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read as weights ({first_line(error)}).") from error
     if not isinstance(state, Mapping) or not all(isinstance(tensor, Tensor) for tensor in state.values()):
         held = f" of {', '.join(map(str, list(state)[:3]))}" if isinstance(state, Mapping) else ""
         raise ValueError(f"{path} holds a {type(state).__name__}{held}; a state dict, names with tensors, is accepted.")
@@ -79,8 +77,3 @@ def fill(network: nn.Module, state: Mapping[str, Tensor], source: str) -> None:
 def some(names: list[str]) -> str:
     """The first three names, and how many more there are."""
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-
-
-def first_line(error: Exception) -> str:
-    """The message of an error, to be put into a sentence."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")

@@ -13,9 +13,10 @@ import torch
 from safetensors.torch import load as load_bytes
 from torch import nn
 
-from dlcft.backbones.files import fill, find_weights, first_line, official_file, read_weights, weights_folder
+from dlcft.backbones.files import fill, find_weights, official_file, read_weights, weights_folder
 from dlcft.backbones.packages import BACKBONES, PACKAGES, nearest, own_network, seeded
 from dlcft.backbones.resnet import ResNet18
+from dlcft.data.decoding import first_line
 from dlcft.data.images import Preprocess
 from dlcft.data.sources import Tokenizer
 

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dlcft.backbones.files import CLASSIFIERS, first_line, some
+from dlcft.backbones.files import CLASSIFIERS, some
+from dlcft.data.decoding import first_line
 from dlcft.data.images import Preprocess
 from dlcft.data.sources import Tokenizer
 

@@ -1,4 +1,4 @@
-"""Files: image folders, tables and numpy's files, read only when needed; writing a file whole or not at all."""
+"""Files: image folders and tables, read only when needed; writing a file whole or not at all."""
 
 from __future__ import annotations
 
@@ -6,20 +6,15 @@ import csv
 import io
 import os
 import secrets
-import struct
 import sys
-import zipfile
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
-import numpy as np
-
+from dlcft.data.arrays import read_npy, read_npz
 from dlcft.data.images import EXTENSIONS
 
-_KEYS = (("x", "y"), ("images", "labels"), ("data", "targets"))
 _SPLITS = {"train", "training", "val", "valid", "validation", "test"}
 
 
@@ -39,10 +34,7 @@ def read_inputs(path: str | Path, *, text: bool = False) -> Any:
     if kind == ".npz":
         return read_npz(path, labelled=False)[0]
     if kind == ".npy":
-        try:
-            return np.load(path, mmap_mode="r", allow_pickle=False)
-        except (ValueError, EOFError) as error:
-            raise ValueError(f"cannot read {path} ({error}); give numbers that np.save wrote.") from error
+        return read_npy(path)
     raise ValueError(f"cannot read inputs from {path}; give a folder of images, an image, a .csv, .npz or .npy file.")
 
 
@@ -108,27 +100,11 @@ def read_table(path: Path, columns: tuple[str, ...]) -> tuple[list[Any], ...]:
             if not value:
                 raise ValueError(f"{place} has no {name}; every line needs one.")
             values.append(path.parent / value if name == "path" else value)
+        if columns[0] == "path" and not os.path.isfile(found[0][-1]):  # Path.is_file fails for a null character
+            raise ValueError(f"{place} names {row['path']!r}, which is no regular file; give the path of an image.")
     if not found[0]:
         raise ValueError(f"{path} has a header only; at least one sample is needed.")
     return found
-
-
-def read_npz(path: Path, *, labelled: bool = True) -> tuple[Any, Any]:
-    """The arrays x and y (or images and labels, or data and targets) of an .npz file; y is None if not `labelled`.
-
-    Arrays of `np.savez` are memory-mapped; those of `np.savez_compressed` are loaded.
-    """
-    try:
-        with zipfile.ZipFile(path) as archive:
-            names = [name.removesuffix(".npy") for name in archive.namelist()]
-            pairs = [pair for pair in _KEYS if set(pair if labelled else pair[:1]) <= set(names)]
-            if len(pairs) != 1:
-                wanted = " or ".join(" and ".join(pair) if labelled else pair[0] for pair in _KEYS)
-                raise ValueError(f"{path} holds {', '.join(names) or 'nothing'}; it must hold {wanted}.")
-            x, y = pairs[0]
-            return _member(path, archive, x), _member(path, archive, y) if labelled else None
-    except (zipfile.BadZipFile, zlib.error, EOFError) as error:
-        raise ValueError(f"cannot read {path} ({error}); give what np.savez wrote.") from error
 
 
 def existing(path: str | Path) -> Path:
@@ -141,6 +117,8 @@ def existing(path: str | Path) -> Path:
 
 def _existing_of_kind(path: str | Path, text: bool) -> Path:
     path = existing(path)
+    if not (path.is_dir() or path.is_file()):  # reading a pipe or device may never end
+        raise ValueError(f"{path} is neither a folder nor a regular file; give one of these.")
     if text and (path.is_dir() or path.suffix.lower() in EXTENSIONS):
         raise ValueError(f"{path} holds images, and this backbone reads texts; give a .csv with a column text.")
     return path
@@ -193,23 +171,3 @@ def write_text(path: Path, text: str) -> None:
     """Write a text file by `written_whole`."""
     with written_whole(path) as file:
         file.write(text)
-
-
-def _member(path: Path, archive: zipfile.ZipFile, name: str) -> np.ndarray[Any, Any]:
-    """One array of an .npz file, memory-mapped unless it is compressed."""
-    info = archive.getinfo(f"{name}.npy")
-    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-    with path.open("rb") as file:
-        file.seek(info.header_offset + 26)  # two lengths end a member's header; they differ from those in `info`
-        file.seek(sum(struct.unpack("<HH", file.read(4))), os.SEEK_CUR)
-        if info.compress_type == zipfile.ZIP_STORED:
-            reader = readers.get(np.lib.format.read_magic(file))
-            if reader is not None:
-                shape, fortran, dtype = reader(file)
-                if 0 not in shape and not dtype.hasobject:
-                    return np.memmap(path, dtype, "r", file.tell(), shape, "F" if fortran else "C")
-    with archive.open(info) as member:
-        try:
-            return np.lib.format.read_array(member, allow_pickle=False)
-        except ValueError as error:
-            raise ValueError(f"cannot read {name} of {path} ({error}); numbers or strings are needed.") from error

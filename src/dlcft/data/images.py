@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import struct
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -15,13 +15,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from dlcft.data.decoding import BROKEN, decoding
 from dlcft.network.inputs import Input
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 EXTENSIONS = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
-MOST_PIXELS = 100_000_000  # of an image file: a small one may unpack to gigabytes
 _CHANNELS = (1, 3, 4)  # grey, colour, colour with transparency
 _MODES = {"bilinear": "bilinear", "bicubic": "bicubic", "nearest": "nearest-exact"}
 _PIXELS = 20.0  # floats above this are taken for 0 to 255, not 0 to 1
@@ -145,17 +145,34 @@ def read_image(path: str | Path, channels: int | None = None) -> Tensor:
     """An image file as uint8, C × H × W, turned upright; in colour, or grey if `channels` is 1."""
     from PIL import Image, ImageOps
 
-    try:
+    with decoding(f"the image file {path}", f"give a whole one ({', '.join(EXTENSIONS)})"):
         if not Path(path).is_file():  # opening a pipe would wait for ever
             raise ValueError("it is no regular file")
-        with Image.open(path) as file:
-            if file.width * file.height > MOST_PIXELS:
-                raise ValueError(f"{file.width} × {file.height} pixels are more than {MOST_PIXELS:,}")
-            return image_tensor(ImageOps.exif_transpose(file), "L" if channels == 1 else "RGB")
-    # Pillow's decoders raise these for broken, cut and oversized files, and for odd EXIF
-    except (OSError, SyntaxError, ValueError, LookupError, struct.error, Image.DecompressionBombError) as error:
-        accepted = f"give a whole one ({', '.join(EXTENSIONS)})"
-        raise ValueError(f"cannot read the image file {path} ({error}); {accepted}.") from error
+        try:
+            file = Image.open(path)
+        except Image.DecompressionBombError as error:
+            raise ValueError(str(error)) from error
+        with file:
+            if file.width * file.height > most_pixels():
+                size = f"{file.width} × {file.height} pixels are more than {most_pixels():,}"
+                raise ValueError(f"{size}, the limit that the environment variable DLCFT_MOST_PIXELS sets")
+            try:
+                upright = ImageOps.exif_transpose(file)
+            except BROKEN:  # the pixels may be whole where the EXIF block is not
+                upright = file
+            return image_tensor(upright, "L" if channels == 1 else "RGB")
+
+
+def most_pixels() -> int:
+    """How many pixels an image file may have: `$DLCFT_MOST_PIXELS`, or 100 million. A small file may unpack to more.
+
+    Pillow has a limit of its own, 178 million.
+    """
+    text = os.environ.get("DLCFT_MOST_PIXELS") or "100_000_000"
+    try:
+        return int(text)
+    except ValueError as error:
+        raise ValueError(f"DLCFT_MOST_PIXELS is {text!r}; a whole number is needed.") from error
 
 
 def image_tensor(image: Image, mode: str | None = None) -> Tensor:

@@ -170,8 +170,9 @@ def make_source(x: Any, preprocess: Preprocess, tokenizer: Tokenizer | None = No
         return Items(x.__getitem__, len(x), preprocess, tokenizer=tokenizer)
     if isinstance(x, list | tuple) and len(x) and all(isinstance(part, str | Path) for part in x):
         files = [existing(path) for path in x]
-        if folders := [path for path in files if path.is_dir()]:
-            raise ValueError(f"{folders[0]} is a folder; the path of an image is needed.")
+        if others := [path for path in files if not path.is_file()]:  # reading a pipe or device may never end
+            kind = "a folder" if others[0].is_dir() else "no regular file"
+            raise ValueError(f"{others[0]} is {kind}; the path of an image is needed.")
         names = [str(path) for path in files]
         return Items(lambda index: read_image(names[index], preprocess.channels), len(x), preprocess, files=names)
     if isinstance(x, list):

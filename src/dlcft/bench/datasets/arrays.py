@@ -7,7 +7,6 @@ import itertools
 import math
 import struct
 import zipfile
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dlcft.bench.datasets.image_set import Absent, Array, Parts
+from dlcft.data.decoding import decoding
 
 _CHANNELS = (1, 3)
 _KEYS = ("x_train", "y_train", "x_test", "y_test")
@@ -57,8 +57,8 @@ def _idx_file(folder: Path, name: str, axes: int) -> Path:
 
 
 def _read_idx(path: Path, axes: int) -> Array:
-    content = path.read_bytes()
-    try:
+    with decoding(path, f"a whole idx file of {axes} axes is needed"):
+        content = path.read_bytes()
         if content[:2] == b"\x1f\x8b":
             content = gzip.decompress(content)
         start = 4 + 4 * axes
@@ -67,8 +67,6 @@ def _read_idx(path: Path, axes: int) -> Array:
         shape = struct.unpack(f">{axes}I", content[4:start])
         if len(content) - start != math.prod(shape):
             raise ValueError(f"it has {len(content) - start} bytes for the shape {shape}")
-    except (OSError, EOFError, ValueError, zlib.error, struct.error) as error:
-        raise ValueError(f"cannot read {path} ({error}); a whole idx file of {axes} axes is needed.") from error
     return np.frombuffer(bytearray(content), np.uint8, offset=start).reshape(shape)
 
 
@@ -80,22 +78,20 @@ def npz(path: Path) -> Parts:
     files = sorted(path.glob("*.npz")) if path.is_dir() else [path]
     if len(files) != 1 or files[0].suffix.lower() != ".npz" or not files[0].is_file():
         raise Absent("an .npz file")
-    try:
-        with files[0].open("rb") as file:  # np.load leaves a broken file open
-            if not zipfile.is_zipfile(file):
-                raise ValueError("it is no zip file")
-            with np.load(file, allow_pickle=False) as archive:
-                missing = [key for key in _KEYS if key not in archive]
-                if missing:
-                    raise ValueError(f"it has {', '.join(archive) or 'nothing'} and no {missing[0]}")
-                x_train, y_train, x_test, y_test = (archive[key] for key in _KEYS)
-                names = archive.get("classes")
+    with (
+        decoding(files[0], f"give a file of np.savez with {', '.join(_KEYS)} (and classes)"),
+        files[0].open("rb") as file,  # np.load leaves a broken file open
+    ):
+        if not zipfile.is_zipfile(file):
+            raise ValueError("it is no zip file")
+        with np.load(file, allow_pickle=False) as archive:
+            missing = [key for key in _KEYS if key not in archive]
+            if missing:
+                raise ValueError(f"it has {', '.join(archive) or 'nothing'} and no {missing[0]}")
+            x_train, y_train, x_test, y_test = (archive[key] for key in _KEYS)
+            names = archive.get("classes")
         y_train, y_test, classes = _labels(y_train, y_test, names)
         return Parts(_images(x_train), y_train, _images(x_test), y_test, classes)
-    except (ValueError, EOFError, OSError, zipfile.BadZipFile, zlib.error) as error:
-        raise ValueError(
-            f"cannot read {files[0]} ({error}); give a file of np.savez with {', '.join(_KEYS)} (and classes)."
-        ) from error
 
 
 def _images(x: Array) -> Tensor:

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import math
 import pickle
-import struct
 from typing import IO, Any
 
 import numpy as np
 
+from dlcft.data.decoding import decoding
+
 _TYPES = {"b1", "u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f4", "f8"}
 _ORDERS = {"|", "<", ">", "="}
-# raised by the unpickler, or by a stand-in, for a damaged pickle
-_BROKEN: tuple[type[Exception], ...] = (pickle.UnpicklingError, struct.error, ArithmeticError, AssertionError)
-_BROKEN += (AttributeError, EOFError, ImportError, LookupError, MemoryError, TypeError, ValueError)
 
 
 class _Made:
@@ -87,16 +85,11 @@ class _Restricted(pickle._Unpickler):
 
 def read_pickle(file: IO[bytes], name: str) -> dict[str, Any]:
     """The dict in a pickle called `name`, from Python 2 or 3, with numpy arrays; arrays are read-only."""
-    try:
+    with decoding(name, "a whole pickled dict of numbers, text and arrays is needed"):
         found = _Restricted(file, encoding="bytes").load()
         if not isinstance(found, dict):
             raise ValueError(f"it holds a {type(found).__name__}")
         return {_text(key): _plain(value) for key, value in found.items()}
-    except _BROKEN as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise ValueError(
-            f"cannot read {name} ({reason}); a whole pickled dict of numbers, text and arrays is needed."
-        ) from error
 
 
 def _plain(value: Any) -> Any:
