@@ -67,7 +67,7 @@ def main() -> None:
         folder = Path(scratch)
         write_folders(dict(np.load(options.data)), folder)
         for month in range(1, MONTHS + 1):
-            command = [sys.executable, "-m", "dlcft.cli", "update", "--json", "--model", "scenes"]
+            command = [sys.executable, "-m", "dlcft", "update", "--json", "--model", "scenes"]
             command += ["--data", f"month-{month}", "--holdout", "holdout"]
             done = subprocess.run(command, cwd=folder, check=True, stdout=subprocess.PIPE, text=True)
             facts = json.loads(done.stdout)

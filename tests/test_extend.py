@@ -13,8 +13,8 @@ from torch import nn
 
 from dlcft import Learner
 from dlcft.learner import train
-from dlcft.store.files import state_digest
 from dlcft.store.store import Store
+from tests.support.stores import learned
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 X = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
@@ -51,13 +51,6 @@ def block():
     return Learner(backbone(), "dlcft", device="cpu", **settings)
 
 
-def content(directory):
-    """Everything that is saved, but for times."""
-    tensors, version = Store(directory).load()
-    history = [{k: v for k, v in e.items() if not k.startswith("seconds")} for e in version.header["history"]]
-    return state_digest(tensors, version.header | {"history": history})
-
-
 def learn(directory, make):
     """Begin, or go on where the directory stands."""
     if Store(directory).current is None:
@@ -89,7 +82,7 @@ def test_killed_in_a_task_and_continued(make, tmp_path, examples, monkeypatch):
     assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
     assert Learner.load(tmp_path / "killed", backbone(), device="cpu").tasks == 1
     learn(tmp_path / "killed", make)
-    assert content(tmp_path / "killed") == content(tmp_path / "whole")
+    assert learned(tmp_path / "killed") == learned(tmp_path / "whole")
 
 
 def test_settings_come_back(tmp_path, examples):

@@ -67,7 +67,7 @@ def test_a_mistake_is_one_line_on_stderr_and_exit_code_2(arguments, sentence, tm
 
 
 def test_a_reader_who_has_seen_enough_is_no_mistake():
-    command = f"{sys.executable} -m dlcft.cli list methods | true; exit ${{PIPESTATUS[0]}}"
+    command = f"{sys.executable} -m dlcft list methods | true; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (141, "")
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from dlcft import Learner
 from dlcft.cli import app
@@ -19,19 +18,8 @@ from dlcft.learner.train import Run
 from dlcft.store import manifest
 from dlcft.store.files import CheckpointError
 from tests.support.commands import dlcft, dlcft_process
+from tests.support.samples import pictures
 from tests.support.stores import forge
-
-COLOURS = {"red": (210, 40, 40), "green": (40, 190, 60), "blue": (40, 60, 210), "grey": (120, 120, 120)}
-
-
-def pictures(folder, labels, seed=0, count=6):
-    draw = np.random.default_rng(seed)
-    for label in labels:
-        (folder / label).mkdir(parents=True, exist_ok=True)
-        for number in range(count):
-            pixels = np.clip(COLOURS[label] + draw.normal(0, 25, (20, 24, 3)), 0, 255).astype(np.uint8)
-            Image.fromarray(pixels).save(folder / label / f"{number}.png")
-    return folder
 
 
 def test_a_process_of_its_own(tmp_path):

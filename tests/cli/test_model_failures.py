@@ -1,5 +1,7 @@
 """What goes wrong at the command line costs nobody's model, and is told in one sentence."""
 
+import csv
+import json
 import os
 import sys
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
@@ -9,10 +11,12 @@ import pytest
 
 from dlcft import Learner
 from dlcft.cli import main
+from dlcft.cli.arguments import say
+from dlcft.cli.opening import open_learner, open_store
 from dlcft.store.store import Store
 from dlcft.update import forecast
-from tests.cli.test_model import pictures
-from tests.support.commands import dlcft_process
+from tests.support.commands import dlcft, dlcft_process
+from tests.support.samples import pictures
 
 SMALL = ["--set", "depth_features=50"]
 
@@ -212,3 +216,53 @@ def test_pixels_as_floats_are_no_images_of_floats(tmp_path, capsys):
     for command in ("update", "evaluate"):
         said = refused(capsys, command, "--data", tmp_path / "floats.npz", "--model", tmp_path / "m")
         assert "images are floats up to 255; give floats in [0, 1], or uint8." in said
+
+
+def test_a_label_cannot_move_the_cursor_nor_run_in_a_spreadsheet(tmp_path, capsys):
+    """Labels with control characters are refused; a formula is a text in answers.csv, and itself in JSON."""
+    pictures(tmp_path / "data", ["red", "green"])
+    (tmp_path / "data" / "red").rename(tmp_path / "data" / "=1+cmd|x")
+    (tmp_path / "data" / "green").rename(tmp_path / "data" / "-5")
+    model, data = tmp_path / "m", tmp_path / "data"
+    dlcft("update", "--model", model, "--data", data, "--method", "ridge")
+    for file, options in (("a.csv", []), ("a.json", ["--format", "json"])):
+        dlcft("predict", data, "--model", model, "--out", tmp_path / file, *options)
+    with (tmp_path / "a.csv").open() as file:
+        assert {row["label"] for row in csv.DictReader(file)} == {"'=1+cmd|x", "-5"}
+    lines = (tmp_path / "a.json").read_text().splitlines()
+    assert {json.loads(line)["answers"][0]["label"] for line in lines} == {"=1+cmd|x", "-5"}
+    (data / "-5").rename(data / "\x1b[31mred")
+    capsys.readouterr()
+    said = refused(capsys, "update", "--model", tmp_path / "other", "--data", data)
+    assert said == "dlcft: a label is '\\x1b[31mred', which has control characters; rename it.\n"
+
+
+def test_what_others_have_named_cannot_move_the_cursor(capsys):
+    say("label \x1b]0;title\x07 \u202egnp.exe \x9b2J\nnext line, ünïcödé 猫")
+    shown = capsys.readouterr().out
+    assert shown == "label \\u001b]0;title\\u0007 \\u202egnp.exe \\u009b2J\nnext line, ünïcödé 猫\n"
+
+
+def test_two_spellings_of_a_word_are_one_label(tmp_path, caplog):
+    pictures(tmp_path / "one", ["red"])
+    for name, spelling in (("one", "caf\u00e9"), ("two", "cafe\u0301")):
+        pictures(tmp_path / name, ["red", "green"])
+        (tmp_path / name / "red").rename(tmp_path / name / spelling)
+    model = tmp_path / "m"
+    dlcft("update", "--model", model, "--data", tmp_path / "one", "--method", "ridge")
+    assert not caplog.messages
+    dlcft("update", "--model", model, "--data", tmp_path / "two", "--again")
+    assert caplog.messages == ["1 labels are read in Unicode's composed form (NFC), such as 'caf\u00e9'"]
+    assert open_learner(open_store(model)).labels() == ["caf\u00e9", "green"]
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_pipes_and_devices_are_not_read(tmp_path, capsys, kind):
+    path = "/dev/zero" if kind == "device" else str(tmp_path / "pipe.png")
+    if kind == "pipe":
+        os.mkfifo(path)
+    (tmp_path / "table.csv").write_text(f"path,label\n{path},cat\n")
+    said = refused(capsys, "update", "--model", tmp_path / "m", "--data", tmp_path / "table.csv")
+    assert f"table.csv names '{path}', which is no regular file" in said
+    said = refused(capsys, "update", "--model", tmp_path / "m", "--data", path)
+    assert said == f"dlcft: {path} is neither a folder nor a regular file; give one of these.\n"

@@ -97,7 +97,7 @@ BAD = [
     (lambda p: Samples(write_table(p, [], ("path", "label", "label"))), ValueError, "the column label more than once"),
     (lambda p: Samples(write_table(p, [])), ValueError, "has a header only"),
     (lambda p: Samples(write_table(p, [("a.png", "")])), ValueError, "line 2 of .* has no label"),
-    (lambda p: Samples(write_table(p, [("a.png", "cat")])), ValueError, r"line 2 of .*table\.csv names 'a\.png', which is no regular file"),
+    (lambda p: Samples(write_table(p, [("a.png", "cat")])), ValueError, r"line 2 of .* names 'a\.png'"),
     (lambda p: Samples(p / "other.npz"), ValueError, "holds x_train, y_train; it must hold x and y or images"),
     (lambda p: Samples(p / "objects.npz"), ValueError, r"cannot read .*objects\.npz \(y holds Python objects"),
     (lambda p: Samples(p / "broken.npz"), ValueError, r"cannot read .*broken\.npz \(File is not a zip file\)"),
@@ -162,7 +162,7 @@ def test_lines_of_a_table_that_cannot_be_read(table, words, tmp_path):
 def test_a_folder_is_no_image(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a.csv").write_text("path,label\na,cat\n")
-    with pytest.raises(ValueError, match="line 2 of .*a.csv names 'a', which is no regular file"):
+    with pytest.raises(ValueError, match=r"line 2 of .*a\.csv names 'a', which is no regular file"):
         Samples(tmp_path / "a.csv")
 
 

@@ -71,8 +71,7 @@ def test_settings_labels_and_preprocessing_are_kept(tmp_path):
     assert set(loaded.model.params()) == set(learner.model.params())
     assert torch.equal(loaded.outputs(x), learner.outputs(x))
     assert loaded.history == learner.history
-    header = Store(tmp_path).current.header
-    assert header["history"][0]["data"].startswith("main:")
+    assert learner.history[0].data.startswith("main:")
 
 
 def test_an_untrained_learner_is_saved_too(tmp_path):

@@ -102,7 +102,6 @@ def test_a_matrix_that_was_stored_whole_goes_on_bit_by_bit(tmp_path, monkeypatch
     learner.save(tmp_path / "packed")
     with monkeypatch.context() as earlier:
         earlier.setattr("dlcft.closed_form.triangles.is_symmetric", lambda tensor: False)
-        earlier.setattr("dlcft.learner.learner.LEARNER_FORMAT", 3)
         learner.save(tmp_path / "whole")
     sizes = [(tmp_path / name / "version-1.safetensors").stat().st_size for name in ("packed", "whole")]
     assert sizes[0] < 0.6 * sizes[1]

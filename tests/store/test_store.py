@@ -60,7 +60,7 @@ def test_other_programs_can_read_the_files(tmp_path):
     got = load_file(tmp_path / version.file)
     assert state_digest(got, {}) == state_digest(tensors, {})
     manifest = json.loads((tmp_path / MANIFEST).read_text())
-    assert (manifest["format"], manifest["format_version"], manifest["current"]) == ("dlcft", 1, 1)
+    assert (manifest["format"], manifest["format_version"], manifest["current"]) == ("dlcft", 2, 1)
     assert manifest["versions"][0]["header"] == header
     assert set(version.packages) == {"dlcft", "torch", "numpy", "safetensors", "python"}
     data = (tmp_path / version.file).read_bytes()
@@ -329,7 +329,7 @@ def test_a_version_kept_aside_costs_no_version_that_was_current(tmp_path):
     assert store.rollback(5) == 5
     store.commit(*content(6), keep=3)
     assert [v.number for v in store.look().versions] == [3, 5, 6], "what the new one came from, then what was current"
-    assert store.look().been_current >= {3, 5, 6}
+    assert all(v.accepted for v in store.look().versions)
 
 
 def test_equal_content_is_not_taken_for_the_version_before(tmp_path):
@@ -353,3 +353,51 @@ def test_versions_are_pruned(tmp_path):
     assert store.rollback() == 2
     with pytest.raises(ValueError, match="keep is 0"):
         store.prune(0)
+
+
+def test_the_manifest_does_not_grow(tmp_path):
+    store, sizes = Store(tmp_path), []
+    for number in range(300):
+        store.commit({"t": torch.zeros(2)}, {})
+        if number >= 150:
+            sizes.append((tmp_path / MANIFEST).stat().st_size)
+    assert max(sizes) < 20_000
+    assert max(sizes) - min(sizes) < 100
+    assert (store.look().last, store.look().events, len(store.look().history)) == (300, 300, 100)
+
+
+def test_ancestors_are_known_without_the_history(tmp_path):
+    store = committed(tmp_path, 3, keep=3)
+    store.rollback(1)
+    store.commit(*content(4), keep=3)
+    assert [v.number for v in store.look().versions] == [1, 3, 4]
+    store.rollback(3)
+    store.commit(*content(5), keep=3)
+    assert [v.number for v in store.look().versions] == [1, 3, 5], "3 came from 2, which is gone, and that from 1"
+    assert store.rollback() == 3
+    with pytest.raises(CheckpointError, match="was learned from version 2, which is not kept"):
+        store.rollback()
+
+
+def test_a_manifest_of_format_1_goes_on(tmp_path):
+    """It told everything by a history of all events."""
+    store = committed(tmp_path, 3, keep=3)
+    store.commit(*content(4), keep=3, current=False)
+    store.rollback(2)
+    now = store.look()
+
+    def earlier(fields):
+        fields["format_version"] = 1
+        del fields["last"], fields["events"]
+        for version in fields["versions"]:
+            del version["accepted"], version["ancestors"]
+
+    forge(tmp_path, earlier)
+    then = Store(tmp_path).look()
+    assert then.base() == now.base()
+    assert (then.last, then.number) == (4, 2)
+    assert [(v.number, v.accepted, v.ancestors[:1]) for v in then.versions] == [
+        (v.number, v.accepted, v.ancestors[:1]) for v in now.versions
+    ]
+    assert store.commit(*content(5), keep=3) == 5
+    assert [v.number for v in store.look().versions] == [1, 2, 5]

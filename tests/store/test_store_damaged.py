@@ -52,7 +52,7 @@ def test_no_other_length_is_accepted(tmp_path):
         (b'{"format": "dlcft", "current": 1e999}', "is not JSON"),
         (b'{"format": "dlcft"}', "is damaged"),
         (b'{"format": "dlcft", "format_version": true}', "is damaged"),
-        (b'{"format": "dlcft", "format_version": 7, "all": "else"}', r"version 7; dlcft \S+ reads versions up to 1"),
+        (b'{"format": "dlcft", "format_version": 7, "all": "else"}', r"version 7; dlcft \S+ reads versions up to 2"),
     ],
 )
 def test_foreign_and_newer_manifests(tmp_path, data, match):

@@ -100,13 +100,78 @@ def test_failing_calls(tmp_path, monkeypatch, function, call):
     if function == "replace" and call > 2:
         store.commit(*content(3))
     else:
-        with pytest.raises(OSError, match="Input/output error"):
+        with pytest.raises(OSError, match="Input/output error") as error:
             store.commit(*content(3))
+        after = "version 3 was written before that, version 3 is current; a power cut now might undo it."
+        before = "its versions are as they were."
+        assert str(error.value).endswith(before if store.current.number == 2 else after)
     number = store.current.number
     assert number == (3 if call > 2 and not (function == "fsync" and call == 3) else 2)
     assert digest(store) == state_digest(*content(number))
     referenced = {v.file for v in store.look().versions}
     assert files(tmp_path).keys() == {MANIFEST, *referenced}
+
+
+def test_a_lock_that_cannot_be_ended_does_not_hide_the_commit(tmp_path, monkeypatch):
+    store = committed(tmp_path, 2)
+    release = store._lock.release
+
+    def failing(*arguments, **options):
+        release(*arguments, **options)
+        raise OSError(errno.EIO, "Input/output error")
+
+    with store.lock():
+        monkeypatch.setattr(type(store._lock), "release", failing)
+        with pytest.raises(OSError, match="version 3 was written before that, version 3 is current"):
+            store.commit(*content(3))
+        monkeypatch.undo()
+    assert digest(store) == state_digest(*content(3))
+
+
+def test_a_new_directory_and_those_above_it_are_brought_to_the_disk(tmp_path, monkeypatch):
+    synced, genuine = set(), os.fsync
+
+    def noted(descriptor):
+        synced.add(os.path.realpath(f"/proc/self/fd/{descriptor}"))
+        genuine(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    Store(tmp_path / "a" / "b" / "model").commit(*content(1))
+    assert {str(tmp_path), str(tmp_path / "a"), str(tmp_path / "a/b"), str(tmp_path / "a/b/model")} <= synced
+
+
+READING = """
+import sys
+from dlcft.store.store import Store
+store, seen = Store(sys.argv[1]), set()
+print("ready", flush=True)
+for _ in range(int(sys.argv[2])):
+    tensors, version = store.load()
+    assert set(tensors["t"].tolist()) == {version.header["n"]}
+    seen.add(version.number)
+print(len(seen))
+"""
+
+
+@pytest.mark.parametrize("reads", [150, pytest.param(5000, marks=pytest.mark.slow)])
+def test_reading_while_another_process_commits(tmp_path, reads):
+    """With keep=1 every file that is read is deleted soon."""
+    store = Store(tmp_path)
+
+    def commit(n):
+        store.commit({"t": torch.full((100_000,), float(n))}, {"n": n}, keep=1)
+
+    commit(1)
+    command = [sys.executable, "-c", READING, str(tmp_path), str(reads)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as reader:
+        assert reader.stdout.readline() == "ready\n"
+        n = 1
+        while reader.poll() is None:
+            n += 1
+            commit(n)
+        out, err = reader.communicate()
+    assert reader.returncode == 0, err
+    assert int(out) > 5
 
 
 @pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="the superuser may write anywhere")

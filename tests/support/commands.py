@@ -25,5 +25,5 @@ def dlcft(*arguments, cwd="."):
 
 def dlcft_process(*arguments, **options):
     """The same in a process of its own."""
-    command = [sys.executable, "-m", "dlcft.cli", *map(str, arguments)]
+    command = [sys.executable, "-m", "dlcft", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False, **options)

@@ -71,7 +71,7 @@ def run_shell(example):
         possible(words)
         if words[0] == "dlcft" and words[1] in RUN and example.path.endswith("README.md"):
             small = SMALL if "--backbone" in words else []
-            command = [sys.executable, "-m", "dlcft.cli", *words[1:], *small]
+            command = [sys.executable, "-m", "dlcft", *words[1:], *small]
             done = subprocess.run(command, cwd=example.namespace["folder"], capture_output=True, text=True, check=False)
             assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
 

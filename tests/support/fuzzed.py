@@ -85,7 +85,8 @@ def _read_pickle(path: Path) -> object:
 
 def _labelled(path: Path) -> object:
     x, y = read_labelled(path)
-    assert np.array_equal(x, X) and np.array_equal(y, Y), "other values were read than were written"
+    assert np.array_equal(x, X), "other values were read than were written"
+    assert np.array_equal(y, Y), "other values were read than were written"
     return x
 
 

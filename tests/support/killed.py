@@ -19,9 +19,9 @@ import torch
 from dlcft import Learner
 from dlcft.learner import train
 from dlcft.methods.recipes import RECIPES
-from dlcft.store.files import state_digest
 from dlcft.store.store import Store
 from tests.learner.test_learner import SMALL, backbone, data
+from tests.support.stores import learned
 
 train.PROGRESS_SECONDS = 0.0  # after every step
 METHODS = ["dlcft", "derpp", "lwf", "dlcft-exact", "dlcft-paper", "ewc"]
@@ -39,13 +39,6 @@ def learn(method, directory):
     while learner.tasks < len(STREAM):
         learner.learn(STREAM[learner.tasks], progress=False)
         learner.save()
-
-
-def content(directory):
-    """What was learned, without times."""
-    tensors, version = Store(directory).load()
-    history = [{k: v for k, v in e.items() if not k.startswith("seconds")} for e in version.header["history"]]
-    return state_digest(tensors, version.header | {"history": history})
 
 
 def child(method, directory):
@@ -70,7 +63,7 @@ def main(kills, seed):
             start = time.perf_counter()
             learn(method, Path(scratch, f"whole-{method}"))
             seconds[method] = time.perf_counter() - start
-            expected[method] = content(Path(scratch, f"whole-{method}"))
+            expected[method] = learned(Path(scratch, f"whole-{method}"))
         while killed < kills:
             method = METHODS[runs % len(METHODS)]
             directory = Path(scratch, f"run-{runs}")
@@ -84,7 +77,7 @@ def main(kills, seed):
                 killed += not finished
                 if finished and os.WEXITSTATUS(status):
                     sys.exit(f"{method} failed after a kill")
-            if content(directory) != expected[method]:
+            if learned(directory) != expected[method]:
                 sys.exit(f"{method} ended otherwise after a kill")
             runs += 1
     print(f"{killed} kills, {runs} runs, all bit-equal")

@@ -13,6 +13,7 @@ Y = [3, 7, 3, -1, 7, 3]
 ALL = torch.arange(6)
 SOME = torch.tensor([4, 0, 5])
 CPU = torch.device("cpu")
+COLOURS = {"red": (210, 40, 40), "green": (40, 190, 60), "blue": (40, 60, 210), "grey": (120, 120, 120)}
 
 
 class Pairs(Dataset):
@@ -61,3 +62,14 @@ def write_table(folder, rows, header=("path", "label")):
     with path.open("w", newline="") as file:
         csv.writer(file).writerows([header, *rows])
     return path
+
+
+def pictures(folder, labels, seed=0, count=6):
+    """A folder of small images of one colour a label."""
+    draw = np.random.default_rng(seed)
+    for label in labels:
+        (folder / label).mkdir(parents=True, exist_ok=True)
+        for number in range(count):
+            pixels = np.clip(COLOURS[label] + draw.normal(0, 25, (20, 24, 3)), 0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / label / f"{number}.png")
+    return folder

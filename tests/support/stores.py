@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+from dlcft.learner.state import read_learner
 from dlcft.store import files as _files
 from dlcft.store.files import CheckpointError, state_digest
 from dlcft.store.store import Store
@@ -59,3 +60,10 @@ def assert_refused(store, match):
         assert message.endswith(".")
         assert "\n" not in message
     assert files(store.directory) == before
+
+
+def learned(directory):
+    """The digest of everything that a saved learner holds, but for times."""
+    tensors, header, _ = read_learner(Store(directory), None)
+    history = [{k: v for k, v in e.items() if not k.startswith("seconds")} for e in header["history"]]
+    return state_digest(tensors, header | {"history": history})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import os
 import sys
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from cyclopts import App, CycloptsError, Parameter
 
 from dlcft import __version__
 from dlcft.cli import bench, model, paper
-from dlcft.cli.arguments import FAILURES
+from dlcft.cli.arguments import FAILURES, warn
 from dlcft.cli.demo import demo
 
 COMMANDS: dict[str, Callable[..., None]] = {
@@ -44,6 +45,9 @@ app.register_install_completion_command()
 
 def main(words: list[str] | None = None) -> None:
     """Run the command line, or the command in `words`: a user's mistake is one line and exit code 2."""
+    logging.getLogger("PIL").setLevel(
+        logging.CRITICAL
+    )  # what it tells of a broken image, our sentence tells with its name
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal that cannot show a label must not cost an update
             stream.reconfigure(errors="backslashreplace")
@@ -69,5 +73,5 @@ def main(words: list[str] | None = None) -> None:
 
 
 def _end(sentence: str, code: int = 2) -> None:
-    print(f"dlcft: {sentence}", file=sys.stderr)
+    warn(sentence)
     raise SystemExit(code) from None

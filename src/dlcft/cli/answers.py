@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
-import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
+
+from dlcft.cli.arguments import printable, warn
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,20 +48,33 @@ def _readable(what: Inputs, indices: Tensor, skipped: list[str]) -> Iterator[tup
                 yield from _readable(what, index, skipped)
         else:
             skipped.append(str(error))
-            print(f"dlcft: skipped: {error}", file=sys.stderr)
+            warn(f"skipped: {error}")
     else:
         yield indices, x
 
 
 def write_rows(rows: Iterator[tuple[str, list[tuple[str, float]]]], file: Any, format_: str, top: int) -> None:
-    """`predictions` as CSV, or one JSON object a line."""
+    """`predictions` as CSV, or one JSON object a line; see `_cell` for spreadsheets."""
     if format_ == "json":
         for name, answer in rows:
             given = [{"label": label, "probability": p} for label, p in answer]
             file.write(json.dumps({"input": name, "answers": given}) + "\n")
         return
     writer = csv.writer(file)
+    shown = printable if file.isatty() else str
     numbers = [""] if top == 1 else [f" {number}" for number in range(1, top + 1)]
     writer.writerow(["input", *(f"{kind}{number}" for number in numbers for kind in ("label", "probability"))])
     for name, answer in rows:
-        writer.writerow([name, *(cell for label, p in answer for cell in (label, f"{p:.6g}"))])
+        cells = (cell for label, p in answer for cell in (_cell(shown(label)), f"{p:.6g}"))
+        writer.writerow([_cell(shown(name)), *cells])
+
+
+def _cell(text: str) -> str:
+    """A text for a spreadsheet, which would run one that begins as a formula does: an apostrophe keeps it a text."""
+    if not text.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return text
+    try:
+        float(text)
+    except ValueError:
+        return f"'{text}"
+    return text

@@ -7,10 +7,12 @@ import json
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
+from unicodedata import category
 
 # errors that end a command with one sentence; of RuntimeErrors, those about memory
 FAILURES = (ValueError, TypeError, OSError, ImportError, FloatingPointError, MemoryError, RuntimeError)
+_TURNING = "\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 
 
 def setting(text: str, option: str = "--set") -> tuple[str, Any]:
@@ -36,6 +38,21 @@ def import_own(names: Iterable[str | None]) -> None:
             importlib.import_module(name.partition(":")[0])
         except ImportError as error:
             raise ValueError(f"{name} cannot be imported ({error}).") from error
+
+
+def printable(text: str) -> str:
+    """A text without characters that move a terminal's cursor, colour it, or turn the direction of reading."""
+    return "".join(f"\\u{ord(c):04x}" if c != "\n" and (category(c) == "Cc" or c in _TURNING) else c for c in text)
+
+
+def say(text: str, *, to: TextIO | None = None) -> None:
+    """Print lines in which labels, file names and sentences of others may stand; to standard output by default."""
+    print(printable(text), file=to)
+
+
+def warn(sentence: str) -> None:
+    """Print a sentence to standard error."""
+    say(f"dlcft: {sentence}", to=sys.stderr)
 
 
 def positive(name: str, value: int) -> None:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from dlcft.cli.arguments import import_own, positive, setting
+from dlcft.cli.arguments import import_own, positive, say, setting, warn
 
 Scenario = Literal["data-il", "task-il", "class-il"]
 
@@ -118,13 +118,13 @@ def run(
         jobs=jobs,
         executor=executor,
         cluster=dict(setting(text, "--cluster") for text in cluster or []),
-        report=lambda line: None if as_json else print(line, file=sys.stderr),
+        report=lambda line: None if as_json else say(line, to=sys.stderr),
     )
     for result in results:
         if as_json:
             print(json.dumps(result.to_dict()))
         else:
-            print(f"{result.accuracy:.2%}  {out / result.experiment.file}")
+            say(f"{result.accuracy:.2%}  {out / result.experiment.file}")
 
 
 def report(
@@ -149,7 +149,7 @@ def report(
     results = reports.read_results(runs, foreign=foreign)
     traces = reports.read_traces(runs, foreign=foreign)
     for sentence in [*foreign[:3], *([f"and {len(foreign) - 3} more."] if len(foreign) > 3 else [])]:
-        print(f"dlcft: {sentence}", file=sys.stderr)
+        warn(sentence)
     if not results and not traces:
         raise ValueError(f"{runs} holds no results; dlcft run, dlcft reproduce and dlcft demo write some.")
     if format_ == "html":
@@ -159,10 +159,10 @@ def report(
         writers = {"md": reports.to_markdown, "csv": reports.to_csv, "tex": reports.to_latex}
         text = writers[format_](results, traces=traces)
     if out is None:
-        print(text)
+        say(text)
     else:
         write_text(out, text)
-        print(out.resolve())
+        say(str(out.resolve()))
 
 
 def pretrain(
@@ -233,7 +233,7 @@ def pretrain(
     if as_json:
         print(json.dumps({"top1": done.top1, "losses": done.losses, "file": str(save)}))
     else:
-        print(f"top-1 {done.top1:.2%}  {save}")
+        say(f"top-1 {done.top1:.2%}  {save}")
 
 
 def list_(

@@ -14,7 +14,7 @@ from cyclopts import Parameter
 
 from dlcft import __version__
 from dlcft.cli.answers import predictions, write_rows
-from dlcft.cli.arguments import FAILURES, apart, import_own, in_number, positive, setting
+from dlcft.cli.arguments import FAILURES, apart, import_own, in_number, positive, say, setting, warn
 from dlcft.cli.opening import (
     First,
     nothing_left_behind,
@@ -120,9 +120,9 @@ def update(
             _describe(learner, samples, model, first, data, held_out, as_json)
             return
         if not learner.tasks:
-            print(f"{model}: {_new_model(learner, model)}", file=sys.stderr)
+            say(f"{model}: {_new_model(learner, model)}", to=sys.stderr)
             if max_drop is not None or max_flips is not None:
-                print("nothing was known before: gates count from the next update on", file=sys.stderr)
+                say("nothing was known before: gates count from the next update on", to=sys.stderr)
         options: dict[str, Any] = {"holdout": held_out, "max_drop": max_drop, "max_flips": max_flips, "keep": keep}
         options["resume"] = not restart
         with nothing_left_behind(model, learner):
@@ -133,7 +133,7 @@ def update(
     else:
         _print_update(done, model)
         if written is not None:
-            print(f"page: {written}")
+            say(f"page: {written}")
     if not done.accepted:
         raise SystemExit(_GATE)
 
@@ -183,9 +183,9 @@ def predict(
         with written_whole(out, errors="surrogateescape") as file:
             write_rows(rows, file, format_, top)
     if learner.notes.get("temperature") is None:
-        _warn("no holdout was ever given, so the probabilities are not calibrated.")
+        warn("no holdout was ever given, so the probabilities are not calibrated.")
     if skipped:
-        _warn(f"{len(skipped)} of {len(what)} inputs could not be read.")
+        warn(f"{len(skipped)} of {len(what)} inputs could not be read.")
         raise SystemExit(_SKIPPED)
 
 
@@ -208,7 +208,7 @@ def evaluate(
         return
     unknown = int(result["unknown"])
     also = f"; {unknown} samples, counted as errors, have labels that were never learned" if unknown else ""
-    print(f"accuracy {result['accuracy']:.2%}, mean loss {result['loss']:.4g}{also}")
+    say(f"accuracy {result['accuracy']:.2%}, mean loss {result['loss']:.4g}{also}")
 
 
 def history(*, model: Model, as_json: Json = False) -> None:
@@ -216,32 +216,32 @@ def history(*, model: Model, as_json: Json = False) -> None:
 
     Example: dlcft history --model scenes
     """
-    from dlcft.learner.records import read_record
+    from dlcft.learner.state import check_header, read_history
 
-    manifest = open_store(model).look()
-    current, versions = manifest.current, manifest.versions
-    assert current is not None
-    records, accepted = [read_record(entry) for entry in current.header["history"]], manifest.been_current
-    kept = [
+    store = open_store(model)
+    manifest, records = store.look(), read_history(store)
+    for v in manifest.versions:
+        check_header(v.header, model)
+    kept: list[dict[str, Any]] = [
         {
             "version": v.number,
             "tasks": v.header["tasks"],
             "created": v.created,
             "bytes": v.bytes,
-            "current": v == current,
-            "accepted": v.number in accepted,
+            "current": v.number == manifest.number,
+            "accepted": v.accepted,
         }
-        for v in versions
+        for v in manifest.versions
     ]
     if as_json:
         print(json.dumps({"tasks": [record.to_dict() for record in records], "versions": kept}))
         return
     for record in records:
-        print(_told(record))
+        say(_told(record))
     for row in kept:
         said = " (current)" if row["current"] else "" if row["accepted"] else " (kept aside by a gate)"
         facts = f"{in_number(row['tasks'], 'task')}, {row['created']}, {in_bytes(row['bytes'])}"
-        print(f"version {row['version']}{said}: {facts}")
+        say(f"version {row['version']}{said}: {facts}")
 
 
 def rollback(*, model: Model, version: int | None = None) -> None:
@@ -252,7 +252,7 @@ def rollback(*, model: Model, version: int | None = None) -> None:
     Args:
         version: Which; by default the one that the current version was learned from.
     """
-    print(f"version {open_store(model).rollback(version)} is current.")
+    say(f"version {open_store(model).rollback(version)} is current.")
 
 
 def forget(
@@ -279,7 +279,7 @@ def forget(
     if data is None:
         store = open_store(model)
         gone = ", ".join(map(str, store.prune(keep)))
-        print(f"removed {f'version {gone}' if gone else 'nothing'}; version {store.look().number} is current.")
+        say(f"removed {f'version {gone}' if gone else 'nothing'}; version {store.look().number} is current.")
         _check_deleted(store)
         return
     import_own(import_ or ())
@@ -293,19 +293,15 @@ def forget(
     only = f"dlcft forget --model {model} --keep 1"
     also = f" The kept version {older} may still know them; {only} leaves the current one alone." if older else ""
     twice = "" if still is None else f" They were learned more than once, and count as of task {still + 1} still."
-    print(f"forgot {len(samples)} samples; version {version} is current.{twice}{also}")
+    say(f"forgot {len(samples)} samples; version {version} is current.{twice}{also}")
     _check_deleted(store)
 
 
 def _check_deleted(store: Store) -> None:
     """End with an exit code of its own where a file that may know forgotten samples could not be deleted."""
     if left := store.leftovers():
-        _warn(f"{', '.join(left)} in {store.directory} could not be deleted, and may still know forgotten samples.")
+        warn(f"{', '.join(left)} in {store.directory} could not be deleted, and may still know forgotten samples.")
         raise SystemExit(_LEFT)
-
-
-def _warn(sentence: str) -> None:
-    print(f"dlcft: {sentence}", file=sys.stderr)
 
 
 def _told(record: Record) -> str:
@@ -341,7 +337,7 @@ def _check_holdout(learner: Learner, samples: Samples, held_out: Samples, holdou
         raise ValueError(f"--holdout is {holdout}, the same samples as --data; give samples that are not learned.")
     task = learner.learned_before(held_out)
     if task is not None:
-        _warn(f"--holdout was learned as task {task + 1}; on other samples it is less accurate.")
+        warn(f"--holdout was learned as task {task + 1}; on other samples it is less accurate.")
 
 
 def _new_model(learner: Learner, model: Path) -> str:
@@ -363,9 +359,10 @@ def _describe(
     tested = 0 if held_out is None else len(held_out)
     if not as_json:
         learned = f"{in_number(learner.tasks, 'task')} learned"
-        print(f"{model}: {learned if learner.tasks else _new_model(learner, model)}")
+        say(f"{model}: {learned if learner.tasks else _new_model(learner, model)}")
         labels = len(set(samples.labels))
-        print(f"would learn {len(samples)} samples of {labels} labels; new: {', '.join(new) or 'none'}", flush=True)
+        say(f"would learn {len(samples)} samples of {labels} labels; new: {', '.join(new) or 'none'}")
+        sys.stdout.flush()  # before a trial that may take long
     cost = forecast(unbound, (model, first, data), samples=len(samples), tested=tested)
     # the number of features is chosen at the first update
     budgets = [] if cost.features is None else [cost.features, *(_BUDGETS if not learner.tasks else ())]
@@ -376,11 +373,11 @@ def _describe(
         print(json.dumps(facts | asdict(cost) | {"budgets": rows}))
         return
     took = f"{in_seconds(cost.trial_seconds)} for a trial on {cost.trial_samples} samples"
-    print(f"takes about {in_seconds(cost.seconds)} ({took})")
-    print(f"needs about {in_bytes(cost.peak)} of memory, and {in_bytes(cost.bytes)} on disk for each version kept")
+    say(f"takes about {in_seconds(cost.seconds)} ({took})")
+    say(f"needs about {in_bytes(cost.peak)} of memory, and {in_bytes(cost.bytes)} on disk for each version kept")
     for features, share in shares.items():
         part = "of these" if features == cost.features else "instead"
-        print(f"  {part}, {features:,} features: {in_bytes(share.memory)} of memory, {in_bytes(share.disk)} on disk")
+        say(f"  {part}, {features:,} features: {in_bytes(share.memory)} of memory, {in_bytes(share.disk)} on disk")
 
 
 def _write_page(done: Update, learner: Learner, model: Path, page: Path | None) -> str | None:
@@ -396,29 +393,29 @@ def _write_page(done: Update, learner: Learner, model: Path, page: Path | None) 
         text = to_html(done, model=home.name, origin=[(name, value) for name, value in origin if value])
         write_text(place, text.encode(errors="backslashreplace").decode())  # a file's name may be of any bytes
     except (*FAILURES, LookupError) as error:  # the update is committed: no page may make it look failed
-        _warn(f"the page {place} could not be written ({getattr(error, 'strerror', None) or error}).")
+        warn(f"the page {place} could not be written ({getattr(error, 'strerror', None) or error}).")
         return None
     return str(place)
 
 
 def _print_update(done: Update, model: Path) -> None:
     new = f"; new labels: {', '.join(map(str, done.new_labels))}" if done.new_labels else ""
-    print(f"learned {done.samples} samples in {done.seconds:.1f} s{new}")
+    say(f"learned {done.samples} samples in {done.seconds:.1f} s{new}")
     if done.predicted_increase is not None:
-        print(f"old data's mean loss, by the memory alone: {done.predicted_increase:+.4g}")
+        say(f"old data's mean loss, by the memory alone: {done.predicted_increase:+.4g}")
     if done.accuracy is not None:
         error = done.calibration_error
         calibration = "" if error is None else f"; calibration error {error:.3f} (same samples)"
-        print(f"holdout accuracy {done.accuracy:.2%}{calibration}")
+        say(f"holdout accuracy {done.accuracy:.2%}{calibration}")
         for label, (right, total) in done.per_class.items():
-            print(f"  {label}: {right} of {total}")
+            say(f"  {label}: {right} of {total}")
     if done.flips is not None and done.drop is not None:
-        print(f"known labels: accuracy {0.0 - done.drop:+.2%}, turned from right to wrong {done.flips:.2%}")
+        say(f"known labels: accuracy {0.0 - done.drop:+.2%}, turned from right to wrong {done.flips:.2%}")
     removed = f", removed {', '.join(map(str, done.disk.removed))}" if done.disk.removed else ""
     total = sum(row["bytes"] for row in done.disk.kept)
     kept = ", ".join(str(row["version"]) for row in done.disk.kept)
-    print(f"disk: wrote {in_bytes(done.disk.written)}; versions kept {kept}{removed}; {in_bytes(total)} in all")
+    say(f"disk: wrote {in_bytes(done.disk.written)}; versions kept {kept}{removed}; {in_bytes(total)} in all")
     for sentence in done.gates:
-        print(f"gate: {sentence}")
+        say(f"gate: {sentence}")
     state = "is current" if done.accepted else "is kept, but exceeds a gate: it is not current"
-    print(f"{model}: version {done.version} {state}")
+    say(f"{model}: version {done.version} {state}")

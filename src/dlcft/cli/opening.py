@@ -55,11 +55,13 @@ class First:
 
 def open_store(model: Path) -> Store:
     """The store of a model that exists."""
+    from dlcft.learner.state import check_header
     from dlcft.store.store import Store
 
     store = Store(model)
     if store.current is None:
         raise ValueError(f"{model} holds no model; dlcft update --model {model} --data … makes one.")
+    check_header(store.current.header, model)
     return store
 
 
@@ -87,6 +89,8 @@ def open_learner(store: Store, version: int | None = None, *, backbone: str | No
     if rebuild is None:
         unknown = f"{model} was saved from Python and does not say how its backbone is made"
         raise ValueError(f"{unknown}; load it there, or give dlcft update --backbone once.")
+    if not isinstance(rebuild, dict) or rebuild.keys() - {"weights", "width"} != {"name"}:
+        raise ValueError(f"{model} says {rebuild!r:.80} of its backbone, which dlcft never writes.")
     name = str(rebuild["name"])
     if ":" in name and backbone != name:
         foreign = f"{model} was made on the backbone {name!r}, whose code is not part of dlcft"
@@ -98,7 +102,11 @@ def open_learner(store: Store, version: int | None = None, *, backbone: str | No
 
 def open_or_create(store: Store, first: First, *, bound: bool = True) -> Learner:
     """The learner that a directory holds, or a new one; bound to that directory, or to none."""
+    from dlcft.learner.state import check_header
+
     model, current = store.directory, store.current
+    if current is not None:
+        check_header(current.header, model)
     if current is None and (strangers := store.strangers()):
         raise ValueError(f"--model is {model}, which holds {strangers[0]} and no model; an empty directory is needed.")
     if current is None or not current.header["tasks"]:

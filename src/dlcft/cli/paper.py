@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from dlcft.cli.arguments import positive
+from dlcft.cli.arguments import positive, say
 
 if TYPE_CHECKING:
     from dlcft.bench.paper import Planned
@@ -87,14 +87,14 @@ def reproduce(
             break
         chosen |= smaller
     _show(list(results.values()), artefact, scale)
-    print(f"results: {out.resolve()}; dlcft report --runs {out} makes a page of them")
+    say(f"results: {out.resolve()}; dlcft report --runs {out} makes a page of them")
     if failures:
         sentences = " ".join(f"{one}: {why}" for one, why in failures)
         raise FloatingPointError(f"{len(failures)} of the runs have no result. {sentences}")
 
 
 def _told(line: str) -> None:
-    print(line, file=sys.stderr)
+    say(line, to=sys.stderr)
 
 
 def _show_costs(planned: list[Planned], tests: int, out: Path, jobs: int) -> None:
@@ -104,11 +104,11 @@ def _show_costs(planned: list[Planned], tests: int, out: Path, jobs: int) -> Non
     found = costs(planned, out, report=lambda line: _told(f"trial: {line}"))
     for one, cost in zip(planned, found, strict=True):
         told = "done" if cost is None else f"{in_seconds(cost.seconds)}, {cost.peak / 2**30:.1f} GiB"
-        print(f"{one}: {told}")
+        say(f"{one}: {told}")
     left = [cost for cost in found if cost is not None]
     seconds, peak = sum(cost.seconds for cost in left), max((cost.peak for cost in left), default=0)
     tuned = f", {tests} of them to tune" if tests else ""
-    print(
+    say(
         f"{len(left)} runs{tuned}; {in_seconds(seconds)} one after another, about {in_seconds(seconds / jobs)} with "
         f"--jobs {jobs}; at most {peak / 2**30:.1f} GiB each, and the images"
     )

@@ -80,9 +80,19 @@ class Activation:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Activation:
-        """The inverse of `to_json`."""
+        """The inverse of `to_json`.
+
+        Raises:
+            ValueError: when a field is none that `to_json` gives.
+        """
         pairs = content["pairs"]
-        return cls(**{**content, "pairs": None if pairs is None else tuple(pairs)})
+        found = cls(**{**content, "pairs": None if pairs is None else tuple(pairs)})
+        counts = [found.channels, found.means, found.fields, *(found.pairs or (0, 0))]
+        kinds = type(found.layer), type(found.output), type(found.several)
+        wrong = kinds != (str, bool, bool) or found.layout not in ("image", "channels", "rows", "time")
+        if wrong or any(type(count) is not int or count < 0 for count in counts):
+            raise ValueError(f"{dict(content)!r:.100} is no activation inside a network.")
+        return found
 
 
 class DepthFeatures(Frozen):

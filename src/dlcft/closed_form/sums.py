@@ -344,8 +344,15 @@ class RidgeSums:
     def from_state(cls, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> RidgeSums:
         """The inverse of `state`; earlier states do not say how coarse their features were: float32, mostly."""
         epsilon = header.get("epsilon", _epsilon(torch.float32))
-        sums = tensors["counts"], tensors["class_sums"], tensors["gram"]
-        return cls(*sums, header["samples"], epsilon, header.get("removed", 0.0))
+        counts, class_sums, gram = tensors["counts"], tensors["class_sums"], tensors["gram"]
+        classes, features = len(counts), len(gram)
+        wanted = {"counts": (classes,), "class_sums": (classes, features), "gram": (features, features)}
+        for name, shape in wanted.items():
+            tensor = tensors[name]
+            if tensor.shape != shape or tensor.dtype != torch.float64 or not tensor.isfinite().all():
+                got = f"{tensor.dtype} of shape {tuple(tensor.shape)}"
+                raise ValueError(f"the sums hold {name} as {got}; finite float64 of shape {shape} is needed.")
+        return cls(counts, class_sums, gram, header["samples"], epsilon, header.get("removed", 0.0))
 
     def _checked(self, features: Tensor, labels: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """The samples in the sums' dtype and on their device."""

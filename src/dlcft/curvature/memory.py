@@ -110,7 +110,14 @@ class Memory:
 
     @classmethod
     def from_state(cls, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> Memory:
-        """The inverse of `state`."""
+        """The inverse of `state`.
+
+        Raises:
+            ValueError: when a tensor holds no real numbers.
+        """
+        wrong = [name for name, tensor in tensors.items() if not tensor.is_floating_point()]
+        if wrong:
+            raise ValueError(f"the memory holds {wrong[0]} as {tensors[wrong[0]].dtype}; real numbers are needed.")
 
         def part(prefix: str) -> Tensors:
             return {n.removeprefix(f"{prefix}|"): t for n, t in tensors.items() if n.startswith(f"{prefix}|")}

@@ -142,14 +142,28 @@ def new_file(path: Path, mode: str = "xb", **options: str) -> Iterator[Any]:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
-        if sys.platform != "win32":  # which can neither open a directory nor needs to
-            descriptor = os.open(path.parent, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+        _sync_names(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it, where they are missing, so that a power cut leaves them."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in missing:
+        _sync_names(folder.parent)
+
+
+def _sync_names(folder: Path) -> None:
+    """Bring the names in a folder to the disk."""
+    if sys.platform == "win32":  # which can neither open a folder nor needs to
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager

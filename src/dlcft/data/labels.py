@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -9,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+log = logging.getLogger("dlcft")
 Label = int | str
 
 
@@ -36,7 +39,11 @@ class Labels:
 
 
 def label_names(labels: Any) -> list[Label]:
-    """Labels as plain integers or plain strings, not both."""
+    """Labels as plain integers or plain strings, not both.
+
+    Strings are brought to Unicode's composed form (NFC), so that one word in two spellings is one label; a log line
+    tells when that changed something.
+    """
     if isinstance(labels, str | bytes | Mapping) or not isinstance(labels, Iterable):
         raise TypeError(f"labels are a {type(labels).__name__}; a list, vector or array of them is needed.")
     if isinstance(labels, Tensor | np.ndarray):
@@ -45,11 +52,16 @@ def label_names(labels: Any) -> list[Label]:
                 f"labels have shape {tuple(labels.shape)}; one label a sample is needed (of one-hot rows, y.argmax(1))."
             )
         labels = labels.tolist()
-    return _one_kind([label_name(label) for label in labels])
+    given = list(labels)
+    names = _one_kind([label_name(label) for label in given])
+    other = {name for label, name in zip(given, names, strict=True) if isinstance(name, str) and name != str(label)}
+    if other:
+        log.warning("%d labels are read in Unicode's composed form (NFC), such as %r", len(other), min(other))
+    return names
 
 
 def label_name(value: Any) -> Label:
-    """One label as a plain integer or string; see `label_names`."""
+    """One label as a plain integer or string, in Unicode's composed form; see `label_names`."""
     if isinstance(value, Tensor | np.generic | np.ndarray):
         if value.ndim:
             raise ValueError(f"a label has shape {tuple(value.shape)}; an integer or a string is needed.")
@@ -66,11 +78,15 @@ def label_name(value: Any) -> Label:
         value.encode()  # the name of a folder may be of any bytes
     except UnicodeEncodeError as error:
         raise ValueError(f"a label is {value!r}, which UTF-8 cannot hold; rename it.") from error
-    return str(value)
+    if any(unicodedata.category(character) == "Cc" for character in value):
+        raise ValueError(f"a label is {value!r}, which has control characters; rename it.")
+    return unicodedata.normalize("NFC", value)
 
 
 def _one_kind(names: list[Label]) -> list[Label]:
     examples = {type(name): name for name in names}
+    if not examples.keys() <= {int, str}:
+        raise ValueError(f"labels are of the types {[kind.__name__ for kind in examples]}; integers or strings are.")
     if len(examples) > 1:
         both = f"labels are integers ({examples[int]!r}) and strings ({examples[str]!r})"
         raise ValueError(f"{both}; give one kind in everything that is learned (folders and .csv files have strings).")

@@ -18,7 +18,7 @@ from dlcft.data.images import Preprocess, UnitImages
 from dlcft.data.samples import Samples, to_device
 from dlcft.methods.recipes import Recipe
 from dlcft.methods.settings import Features, Network
-from dlcft.network.classifier import Classifier
+from dlcft.network.classifier import Classifier, check_kinds
 from dlcft.network.inputs import Input, call, in_half, reference
 from dlcft.network.linearize import Linearized, Selection, select
 from dlcft.network.prepare import fold_batchnorm
@@ -129,6 +129,7 @@ class Builder:
         trained = copy.deepcopy(self.given)
         assert trained is not None
         own = {name.removeprefix("network/"): t for name, t in tensors.items() if name.startswith("network/")}
+        check_kinds(own, trained)
         trained.load_state_dict(own, assign=True)  # in the precision that it was trained in
         self._start_from(trained)
         self.first_samples = tensors["samples"]

@@ -26,7 +26,7 @@ from dlcft.learner.build import Builder, as_given, find_device, fingerprint, wit
 from dlcft.learner.display import Report, reporter
 from dlcft.learner.heads import HEAD, Heads
 from dlcft.learner.records import Adopted, Forgotten, Learned, Record, read_record
-from dlcft.learner.state import LEARNER_FORMAT, check_current, read_learner, refuse_unimported
+from dlcft.learner.state import as_written, check_current, read_learner, refuse_unimported, write_learner
 from dlcft.learner.train import ProgressNotes, TrainingLoop, augmented, seeded
 from dlcft.methods.base import Method, Task, joined_states, split_states
 from dlcft.methods.recipes import RECIPES, Recipe, named_recipe, own_recipe
@@ -427,7 +427,7 @@ class Learner:
 
         Raises:
             CheckpointError: when the directory holds another learner, or this one as another process has changed it.
-            OSError: when it cannot be written; its versions are as they were.
+            OSError: when it cannot be written; the message says whether its versions are as they were.
         """
         store, known = self.store, self.saved_hash
         if directory is not None and (store is None or Path(directory).resolve() != store.directory.resolve()):
@@ -440,7 +440,7 @@ class Learner:
         tensors, header = self.state()
         with store.writing():
             check_current(store, known)
-            number = store.commit(tensors, {"learner": LEARNER_FORMAT, **header}, keep=keep, current=current)
+            number = write_learner(store, tensors, header, keep=keep, current=current)
             now = store.current
         self.store, self.saved_hash = store, None if now is None else now.sha256
         return number
@@ -476,20 +476,21 @@ class Learner:
                 f"the backbone's weights are not those that {store.directory} was learned on; give the same network."
             )
         refuse_unimported([header["recipe"], header["parts"]], store.directory)
-        preprocess = None if header["preprocess"] is None else Preprocess.from_dict(header["preprocess"])
-        learner = cls(
-            backbone,
-            Recipe.from_dict(header["recipe"]),
-            scenario=header["scenario"],
-            new_labels=header["new_labels"],
-            seed=header["seed"],
-            device=device,
-            amp=header["amp"],
-            train=header["train"],
-            preprocess=preprocess,
-            tokenizer=tokenizer,
-        )
-        learner._load_state(tensors, header)
+        with as_written(store.directory):
+            preprocess = None if header["preprocess"] is None else Preprocess.from_dict(header["preprocess"])
+            learner = cls(
+                backbone,
+                Recipe.from_dict(header["recipe"]),
+                scenario=header["scenario"],
+                new_labels=header["new_labels"],
+                seed=header["seed"],
+                device=device,
+                amp=header["amp"],
+                train=header["train"],
+                preprocess=preprocess,
+                tokenizer=tokenizer,
+            )
+            learner._load_state(tensors, header)
         if version is None:
             learner.store, learner.saved_hash = store, sha256
         return learner
@@ -528,9 +529,17 @@ class Learner:
             self._model.load_state(*parts["model"])
             own, described = parts["method"]
             self.method.load_state({name: t.to(self.device) for name, t in own.items()}, described, self._model)
-        self._heads.labels = {head: Labels(names) for head, names in header["labels"].items()}
+        self._heads.labels = {head: Labels().append(names) for head, names in header["labels"].items()}
+        self._check_heads()
         self.history = [read_record(content) for content in header["history"]]
         self.tasks, self.notes = header["tasks"], header["notes"]
+
+    def _check_heads(self) -> None:
+        """Refuse heads whose labels are not as many as their outputs, or repeat."""
+        heads = {} if self._model is None else {name: self._model.head(name).out_features for name in self._model.heads}
+        named = {head: len(set(labels.names)) for head, labels in self._heads.labels.items()}
+        if heads != named:
+            raise CheckpointError(f"a learner was saved with heads of {heads} outputs, and {named} different labels.")
 
     def _learn(self, tasks: dict[str, Samples], progress: bool | Report, resume: bool) -> None:
         labels = {head: self._heads.extended(head, samples.labels) for head, samples in tasks.items()}

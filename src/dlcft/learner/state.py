@@ -1,22 +1,71 @@
-"""A learner on disk: reading a version, and refusing one that cannot be used or continued."""
+"""A learner on disk: writing and reading a version, and refusing one that cannot be used or continued."""
 
 from __future__ import annotations
 
 import copy
+import json
 import sys
+import unicodedata
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from dlcft.data.decoding import BROKEN, first_line
+from dlcft.learner.records import Record, read_record
 from dlcft.network.names import is_imported
 from dlcft.store.files import CheckpointError
 from dlcft.store.store import Store
 
 # All are read. 1 had flat settings and untyped records; in 1 and 2 `_RENAMED` curvatures had other names, and DER's α
-# was the weight of a mean over outputs; up to 3 symmetric matrices were stored whole, which is read all the same.
-LEARNER_FORMAT = 4
+# was the weight of a mean over outputs; up to 3 symmetric matrices were stored whole, which is read all the same; up to
+# 4 the header had the history, by which a manifest grew with every task.
+LEARNER_FORMAT = 5
 _RENAMED = {"tkfac": "tkfac-per-sample", "tkfac-trace": "tkfac"}
+_NONE = type(None)
+_FIELDS: dict[str, set[type]] = {
+    "backbone": {str},
+    "recipe": {dict},
+    "scenario": {str},
+    "new_labels": {str},
+    "seed": {int},
+    "amp": {bool},
+    "train": {str, list, _NONE},
+    "preprocess": {dict, _NONE},
+    "width": {int, _NONE},
+    "labels": {dict},
+    "tasks": {int},
+    "notes": {dict},
+    "parts": {dict},
+}
+
+
+def write_learner(store: Store, tensors: dict[str, Tensor], header: dict[str, Any], **options: Any) -> int:
+    """Commit a learner's state; its history, which grows with every task, goes beside the tensors as JSON."""
+    rest = {name: value for name, value in header.items() if name != "history"}
+    history = torch.frombuffer(bytearray(json.dumps(header["history"]).encode()), dtype=torch.uint8)
+    return store.commit({**tensors, "history": history}, {"learner": LEARNER_FORMAT, **rest}, **options)
+
+
+def check_header(header: Mapping[str, Any], directory: Path) -> None:
+    """Refuse a version that is no learner's, or a newer one's, before anything else in it is looked at.
+
+    Raises:
+        CheckpointError: says which.
+    """
+    found = header.get("learner")
+    if type(found) is not int or found < 1:
+        raise CheckpointError(f"{directory} holds no learner that dlcft has written.")
+    if found > LEARNER_FORMAT:
+        newer = f"{directory} was written by a newer dlcft (learner format {found})"
+        raise CheckpointError(f"{newer}; this one reads formats up to {LEARNER_FORMAT}.")
+    for name, kinds in _FIELDS.items():
+        if name not in header or type(header[name]) not in kinds:
+            held = f"a {type(header[name]).__name__}" if name in header else "nothing"
+            raise CheckpointError(f"{directory} holds a learner with {held} as {name!r}; dlcft writes none such.")
 
 
 def read_learner(store: Store, version: int | None) -> tuple[dict[str, Tensor], dict[str, Any], str]:
@@ -26,24 +75,60 @@ def read_learner(store: Store, version: int | None) -> tuple[dict[str, Tensor], 
         CheckpointError: when the directory holds none, or of a newer format.
     """
     tensors, entry = store.load(version)
-    found = entry.header.get("learner")
-    if not isinstance(found, int) or not 1 <= found <= LEARNER_FORMAT:
-        raise CheckpointError(
-            f"{store.directory} holds learner format {found!r}; this version reads up to {LEARNER_FORMAT}."
-        )
+    check_header(entry.header, store.directory)
     if entry.header.get("custom") is not None:
         raise CheckpointError(
             f"{store.directory} was learned by {entry.header['custom']!r}, a method of your own, in a version before "
             "0.1.0 that did not save its settings; it cannot be loaded."
         )
     header = copy.deepcopy(entry.header)
-    if found < 3:
-        settings = header["recipe"] if found == 1 else header["recipe"]["method"]
-        if settings.get("curvature") in _RENAMED:
-            settings["curvature"] = _RENAMED[settings["curvature"]]
-        if settings.get("replay_logits"):
-            settings["replay_logits"] /= max(map(len, header["labels"].values()), default=1)
+    with as_written(store.directory):
+        if header["learner"] > 4:
+            header["history"] = json.loads(tensors.pop("history").numpy().tobytes())
+        if header["learner"] < 3:
+            _rename(header)
+        header["labels"] = {head: _composed(names) for head, names in header["labels"].items()}
+    wrong = [name for name, tensor in tensors.items() if tensor.is_floating_point() and tensor.isnan().any()]
+    if wrong:
+        raise CheckpointError(f"{store.directory} holds numbers that are none (NaN) in {wrong[0]!r}.")
     return tensors, header, entry.sha256
+
+
+def read_history(store: Store) -> list[Record]:
+    """The records of the current version.
+
+    Raises:
+        CheckpointError: see `read_learner`.
+    """
+    header = read_learner(store, None)[1]
+    with as_written(store.directory):
+        return [read_record(content) for content in header["history"]]
+
+
+@contextmanager
+def as_written(directory: Path) -> Iterator[None]:
+    """Turn an error from inside a state that dlcft cannot have written into one sentence."""
+    try:
+        yield
+    except ValueError:  # a sentence already
+        raise
+    except BROKEN as error:
+        what = f"{type(error).__name__}: {first_line(error)}"
+        raise CheckpointError(f"{directory} holds a learner that dlcft has not written ({what}).") from error
+
+
+def _rename(header: dict[str, Any]) -> None:
+    settings = header["recipe"] if header["learner"] == 1 else header["recipe"]["method"]
+    if settings.get("curvature") in _RENAMED:
+        settings["curvature"] = _RENAMED[settings["curvature"]]
+    if settings.get("replay_logits"):
+        settings["replay_logits"] /= max(map(len, header["labels"].values()), default=1)
+
+
+def _composed(names: list[Any]) -> list[Any]:
+    """Label names in the Unicode form of today's data, unless two would become one."""
+    composed = [unicodedata.normalize("NFC", name) if isinstance(name, str) else name for name in names]
+    return composed if len(set(composed)) == len(names) else names
 
 
 def check_current(store: Store, sha256: str | None) -> None:

@@ -136,12 +136,11 @@ class Classifier(nn.Module):
         """The inverse of `state`.
 
         Raises:
-            ValueError: when a tensor belongs to no parameter or buffer of this model.
+            ValueError: when a tensor belongs to no parameter or buffer of this model, or is of another kind.
         """
         self.set_heads(header["heads"])
-        unknown = self.load_state_dict(dict(tensors), strict=False).unexpected_keys
-        if unknown:
-            raise ValueError(f"{unknown[0]!r} was learned, and the network has no such parameter.")
+        check_kinds(tensors, self)
+        self.load_state_dict(dict(tensors), strict=False)
 
     def params(self, head: str | None = None) -> dict[str, nn.Parameter]:
         """The trainable parameters θ by name: the backbone's, and one head's."""
@@ -172,6 +171,21 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module, mode in modes.items():
             module.training = mode
+
+
+def check_kinds(tensors: Mapping[str, Tensor], model: nn.Module) -> None:
+    """Refuse tensors that a model has not, in another shape, or integers in place of real numbers.
+
+    Raises:
+        ValueError: names the first of them.
+    """
+    own = model.state_dict()
+    for name, tensor in tensors.items():
+        if name not in own:
+            raise ValueError(f"{name!r} was learned, and the network has no such parameter.")
+        if tensor.shape != own[name].shape or tensor.is_floating_point() != own[name].is_floating_point():
+            got, kept = (f"{t.dtype} of shape {tuple(t.shape)}" for t in (tensor, own[name]))
+            raise ValueError(f"{name!r} was saved as {got}; the network has {kept}.")
 
 
 def learned_state(model: nn.Module) -> dict[str, Tensor]:

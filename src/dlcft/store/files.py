@@ -9,10 +9,10 @@ import os
 import stat
 import struct
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import safetensors
 import torch
 from torch import Tensor
 
@@ -24,7 +24,7 @@ Tensors = dict[str, Tensor]
 Header = dict[str, Any]
 
 FORMAT = "dlcft"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # 1, with the whole history in the manifest, is read too
 LARGEST_JSON = 64 * 2**20
 CHUNK = 2**20  # stays in the processor's cache between hashing and writing
 
@@ -92,7 +92,7 @@ def read_json(path: Path) -> Header | None:
     if version > FORMAT_VERSION:
         accepted = f"dlcft {__version__} reads versions up to {FORMAT_VERSION}"
         raise CheckpointError(f"{path} has format version {version}; {accepted}.")
-    if not intact or version != FORMAT_VERSION:
+    if not intact or version < 1:
         raise CheckpointError(f"{path} is damaged: its checksum does not match its content.")
     return {key: value for key, value in content.items() if key not in ("format", "format_version", "checksum")}
 
@@ -124,32 +124,30 @@ def stored_bytes(tensors: Mapping[str, Tensor]) -> int:
 
 def read_tensors(path: Path, size: int, sha256: str) -> Tensors:
     """The tensors of a safetensors file of this size and hash."""
-    verify(path, size, sha256)
-    try:
-        with safetensors.safe_open(path, framework="pt"):
-            pass  # it has checked that the data of all tensors follow each other, and fill the file
-        # Its tensors are maps of the file, which counts as memory; and they change when the file is overwritten.
-        with open(path, "rb") as file:
-            entries = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-            packed = entries.pop("__metadata__", {})
-            ordered = sorted(entries, key=lambda name: entries[name]["data_offsets"])
-            return {name: _read(file, entries[name], name in packed) for name in ordered}
-    except (safetensors.SafetensorError, KeyError, ValueError) as error:
-        raise CheckpointError(f"{path} is not a safetensors file that dlcft has written ({error}).") from error
+    with verified(path, size, sha256) as file:
+        try:
+            entries, packed = _layout(file, size)
+            return {name: _read(file, entry, name in packed) for name, entry in entries.items()}
+        except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+            raise CheckpointError(f"{path} is not a safetensors file that dlcft has written ({error}).") from error
 
 
-def verify(path: Path, size: int, sha256: str) -> None:
-    """Check the size and hash of a file."""
+@contextmanager
+def verified(path: Path, size: int, sha256: str) -> Iterator[BinaryIO]:
+    """A file of this size and hash, opened once: another process may delete it meanwhile."""
     digest, buffer = hashlib.sha256(), memoryview(bytearray(CHUNK))
     try:
         _check_file(path, size, size)
-        with open(path, "rb", buffering=0) as file:
-            while count := file.readinto(buffer):
-                digest.update(buffer[:count])
+        file = open(path, "rb", buffering=0)  # noqa: SIM115 (closed below; errors of reading are not of opening)
     except FileNotFoundError as error:
         raise CheckpointError(f"{path} is missing.") from error
-    if digest.hexdigest() != sha256:
-        raise CheckpointError(f"{path} is damaged: its sha256 is not the one that was recorded.")
+    with file:
+        while count := file.readinto(buffer):
+            digest.update(buffer[:count])
+        if digest.hexdigest() != sha256:
+            raise CheckpointError(f"{path} is damaged: its sha256 is not the one that was recorded.")
+        file.seek(0)
+        yield file
 
 
 def check_fields(entry: object, fields: Mapping[str, set[type]], where: Path) -> None:
@@ -210,13 +208,41 @@ def _pieces(tensor: Tensor, packed: bool) -> Iterator[memoryview]:
         yield data[place : place + CHUNK]
 
 
+def _layout(file: BinaryIO, size: int) -> tuple[dict[str, Header], Collection[str]]:
+    """What a safetensors file says of its tensors, in their order, and the names of those that are triangles.
+
+    Raises:
+        ValueError: when their data do not follow each other, or do not fill the file.
+    """
+    length = int.from_bytes(file.read(8), "little")
+    if not 0 < length <= size - 8:
+        raise ValueError(f"its description has {length} bytes")
+    entries = json.loads(file.read(length))
+    packed = entries.pop("__metadata__", {})
+    ordered = {name: entries[name] for name in sorted(entries, key=lambda name: entries[name]["data_offsets"])}
+    end = 0
+    for name, entry in ordered.items():
+        if any(type(n) is not int or n < 0 for n in entry["shape"]):
+            raise ValueError(f"{name} has the shape {entry['shape']}")
+        start, end = end, end + math.prod(entry["shape"]) * _BY_NAME[entry["dtype"]].itemsize
+        if entry["data_offsets"] != [start, end]:
+            raise ValueError(f"{name} does not follow the tensor before it")
+    if end != size - 8 - length:
+        raise ValueError(f"its tensors take {end} bytes, and {size - 8 - length} are there")
+    return ordered, packed
+
+
 def _read(file: BinaryIO, entry: Header, packed: bool) -> Tensor:
     """The next tensor of a file; of a symmetric one the triangle, which is mirrored in place."""
     shape = triangles.whole_shape(entry["shape"]) if packed else entry["shape"]
     tensor = torch.empty(shape, dtype=_BY_NAME[entry["dtype"]])
     for piece in _pieces(tensor, packed):
-        if file.readinto(piece) < len(piece):  # type: ignore[attr-defined]
-            raise ValueError("it ended early")
+        place = 0
+        while place < len(piece):  # an unbuffered file may give less than asked for
+            count = file.readinto(piece[place:])  # type: ignore[attr-defined]
+            if not count:
+                raise ValueError("it ended early")
+            place += count
     if packed:
         triangles.mirror(tensor)
     return tensor
@@ -243,7 +269,7 @@ def _sealed(content: Header) -> bytes:
         spelled = (f"{json.dumps(key)}: {json.dumps(value, allow_nan=False)}" for key, value in fields.items())
         return ("{\n" + ",\n".join(spelled) + "\n}\n").encode()
 
-    fields = {"format": FORMAT, "format_version": FORMAT_VERSION} | content
+    fields = {"format": FORMAT, "format_version": FORMAT_VERSION} | content  # which is read with its own version
     fields.pop("checksum", None)
     return lines(fields | {"checksum": hashlib.sha256(lines(fields)).hexdigest()})
 

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from dlcft import __version__
+from dlcft.data.files import make_folder
 from dlcft.store.files import (
     CheckpointError,
     Header,
@@ -33,7 +34,7 @@ from dlcft.store.files import (
     read_json,
     read_tensors,
     state_digest,
-    verify,
+    verified,
     write_json,
     write_tensors,
 )
@@ -59,7 +60,8 @@ class Store:
     Raises:
         CheckpointError: from any method, when the manifest is damaged; from those that write, also when another
             process, or another `Store` in this one, holds the lock.
-        OSError: from methods that write, when the directory cannot be written; its versions are as they were.
+        OSError: from methods that write, when the directory cannot be written; the message says whether its versions
+            are as they were.
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
@@ -95,6 +97,7 @@ class Store:
         if not self._lock.is_locked:
             self._lock = self._new_lock()  # after a fork, the parent's lock object cannot be used
             self._known = None
+            make_folder(self.directory)
         lock = self._lock
         try:
             try:
@@ -111,16 +114,29 @@ class Store:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """Hold the lock, and turn an OSError into one message that names the directory."""
+        """Hold the lock, and turn an OSError into one message: which directory, and what is in it now."""
+        before = None
         try:
             with self.lock():
+                before = self.look()
                 yield
         except OSError as error:
             if error is self._told:  # an inner block has made the message
                 raise
-            message = f"{self.directory} cannot be written ({error.strerror or error}); its versions are as they were."
+            message = f"{self.directory} cannot be written ({error.strerror or error}); {self._state_since(before)}."
             self._told = OSError(error.errno, message)
             raise self._told from error
+
+    def _state_since(self, before: Manifest | None) -> str:
+        """What has become of the versions, after a failure that may have come after the commit."""
+        try:
+            now = Manifest.read(self._manifest_path)
+        except (CheckpointError, OSError):
+            return "what became of its versions cannot be read"
+        if before is None or now.base() == before.base():
+            return "its versions are as they were"
+        what = f"version {now.last} was written" if now.last > before.last else "the change was made"
+        return f"{what} before that, version {now.number} is current; a power cut now might undo it"
 
     def commit(
         self, tensors: Mapping[str, Tensor], header: Mapping[str, Any], *, keep: int = 2, current: bool = True
@@ -144,14 +160,14 @@ class Store:
             if lost:
                 found = f"{self.directory} holds {lost[0]} but no manifest.json"
                 raise CheckpointError(f"{found}; restore that or move these.")
-            # larger than any that was ever used
-            number, parent = 1 + max((event["version"] for event in manifest.history), default=0), manifest.current
+            number, parent = 1 + manifest.last, manifest.current
             file = f"version-{number}.safetensors"
             try:
                 size, sha256 = write_tensors(self.directory / file, tensors)
                 source = None if parent is None else parent.sha256
-                version = Version(number, file, size, sha256, source, stored, _packages(), now())
+                line = () if parent is None else (parent.number, *parent.ancestors)
                 aside = not current and parent is not None
+                version = Version(number, file, size, sha256, source, stored, _packages(), now(), not aside, line)
                 kept = [version, *manifest.kept_first()[: keep - 1 + aside]]
                 action, chosen = ("aside", manifest.number) if aside else ("commit", number)
                 self._replace(manifest.after(action, version, versions=kept, number=chosen))
@@ -187,15 +203,17 @@ class Store:
         with self.writing():
             manifest = self.look()
             if version is None:
-                current = self._entry(manifest, manifest.number).number
-                version = manifest.parents().get(current, 0)
-                if version == 0:
-                    raise CheckpointError(f"version {current} was learned from no version; {self._holds(manifest)}.")
+                current = self._entry(manifest, manifest.number)
+                if not current.ancestors:
+                    learned = f"version {current.number} was learned from no version"
+                    raise CheckpointError(f"{learned}; {self._holds(manifest)}.")
+                version = current.ancestors[0]
                 if manifest.find(version) is None:
-                    origin = f"version {current} was learned from version {version}, which is not kept"
-                    raise CheckpointError(f"{origin}; {self._holds(manifest)}.")
+                    learned = f"version {current.number} was learned from version {version}, which is not kept"
+                    raise CheckpointError(f"{learned}; {self._holds(manifest)}.")
             entry = self._entry(manifest, version)
-            verify(self._path(entry.file), entry.bytes, entry.sha256)
+            with verified(self._path(entry.file), entry.bytes, entry.sha256):
+                pass
             self._replace(manifest.after("rollback", entry, versions=manifest.versions, number=entry.number))
         return version
 
@@ -214,7 +232,8 @@ class Store:
             ranked = manifest.kept_first()
             if len(ranked) > keep:
                 first = ranked[0]
-                verify(self._path(first.file), first.bytes, first.sha256)  # it may be the only one left
+                with verified(self._path(first.file), first.bytes, first.sha256):
+                    pass  # it may be the only one left
                 self._replace(manifest.after("prune", first, versions=ranked[:keep], number=manifest.number))
             self._sweep()  # in any case: a kill may have left the files of a version that is not kept any more
         return sorted(version.number for version in ranked[keep:])
@@ -229,7 +248,7 @@ class Store:
         """
         with contextlib.suppress(CheckpointError), self.lock():
             manifest = self.look()
-            if manifest.base()["sha256"] != sha256 or len(manifest.history) > 1 or self.strangers():
+            if manifest.base()["sha256"] != sha256 or manifest.events > 1 or self.strangers():
                 return
             self._known = None
             self._manifest_path.unlink(missing_ok=True)

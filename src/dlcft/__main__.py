@@ -1,0 +1,50 @@
+"""The command `dlcft`, and `python -m dlcft`: an interruption at any moment is one line and exit code 130."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from types import FrameType
+from typing import Any
+
+_LINE = b"dlcft: interrupted.\n"
+
+
+def main() -> None:
+    """Run the command line."""
+    signal.signal(signal.SIGINT, _interrupt)
+    sys.unraisablehook = _unraisable
+    try:
+        from dlcft.cli import main as run
+
+        run()
+    except KeyboardInterrupt:
+        _leave()
+    finally:  # nothing is left that could be interrupted
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Raise KeyboardInterrupt, once: who presses again wants to leave now, and no file is ever half-written."""
+    torch = sys.modules.get("torch")
+    if torch is not None and getattr(torch.__spec__, "_initializing", False):
+        _leave()  # its C++ code does not survive an exception while it is imported
+    signal.signal(signal.SIGINT, _leave)
+    raise KeyboardInterrupt
+
+
+def _leave(*_: Any) -> None:
+    os.write(2, _LINE)
+    os._exit(130)
+
+
+def _unraisable(unraisable: Any) -> None:
+    """Leave where Python would only print that an interruption was ignored, such as in a destructor."""
+    if isinstance(unraisable.exc_value, KeyboardInterrupt):
+        _leave()
+    sys.__unraisablehook__(unraisable)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,5 +1,0 @@
-"""`python -m dlcft.cli`."""
-
-from dlcft.cli import main
-
-main()
