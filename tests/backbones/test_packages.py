@@ -183,7 +183,8 @@ class TestTransformers:
 
         class AutoModel:
             @staticmethod
-            def from_pretrained(place, *, output_loading_info):
+            def from_pretrained(place, *, output_loading_info, trust_remote_code):
+                assert not trust_remote_code
                 hub.places.append(place)
                 model = Transformer()
                 model.load_state_dict(state)
@@ -191,7 +192,7 @@ class TestTransformers:
 
         class AutoImageProcessor:
             @staticmethod
-            def from_pretrained(place):
+            def from_pretrained(place, *, trust_remote_code):
                 settings = {"size": hub.size, "resample": hub.resample, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
                 return SimpleNamespace(to_dict=lambda: settings)
 

@@ -5,6 +5,7 @@
 Every interrupted command must end with exit code 130, one line, and a directory that the same command can go on with.
 """
 
+import os
 import random
 import select
 import signal
@@ -25,7 +26,8 @@ def update(model: Path, data: Path, seconds: float) -> tuple[int, str, float]:
     """Exit code and standard error of an update that is interrupted after so many seconds, and how long it took."""
     options = ["update", "--model", str(model), "--data", str(data), "--method", "ewc", "--set", "epochs=2"]
     command = [sys.executable, "-c", PROGRAM, *options]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, **streams) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         start = time.perf_counter()

@@ -116,9 +116,11 @@ def _hf(name: str, source: Source) -> Found:
         raise ValueError("weights is 'random'; 'hf:' accepts a folder that save_pretrained wrote.")
     place = name if source is None else str(source)
     try:
-        model, info = transformers.AutoModel.from_pretrained(place, output_loading_info=True)
+        model, info = transformers.AutoModel.from_pretrained(place, output_loading_info=True, trust_remote_code=False)
         if model.main_input_name == "pixel_values":
-            preprocess = _hf_preprocess(transformers.AutoImageProcessor.from_pretrained(place).to_dict())
+            preprocess = _hf_preprocess(
+                transformers.AutoImageProcessor.from_pretrained(place, trust_remote_code=False).to_dict()
+            )
         if model.main_input_name == "input_ids":
             tokenizer, mean = _hf_tokenizer(transformers, place, model.config), _is_sentence_encoder(place)
     except OSError as error:
@@ -136,7 +138,7 @@ def _hf(name: str, source: Source) -> Found:
 def _hf_tokenizer(transformers: Any, place: str, config: Any) -> Tokenizer | None:
     """The model's own tokenizer; None where there is none. Texts longer than the model can take are cut."""
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(place)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(place, trust_remote_code=False)
     except (OSError, ValueError):
         return None
     limit = min(tokenizer.model_max_length, getattr(config, "max_position_embeddings", None) or _LONGEST)
