@@ -131,9 +131,8 @@ def draw(files: list[Path], picture: Path) -> None:
         own = found["runs"]["dlcft-exact"]
         trained = {n: r for n, r in found["runs"].items() if n.startswith("fine") and "rate" not in n}
         x, y = ([run[key] for run in trained.values()] for key in ("seconds", "accuracy"))
-        axis.plot(
-            [s / own["seconds"] for s in x], [100 * a for a in y], "o-", color="#777777", label="joint fine-tuning"
-        )
+        times = [seconds / own["seconds"] for seconds in x]
+        axis.plot(times, [100 * a for a in y], "o-", color="#777777", label="joint fine-tuning")
         for name, at, score in zip(trained, times, y, strict=True):
             place = (at, 100 * score)
             axis.annotate(name.split(", ")[1], place, (0, -11), textcoords="offset points", ha="center", fontsize=8)
