@@ -141,6 +141,8 @@ def draw(files: list[Path], picture: Path) -> None:
         axis.set(xscale="log", xlabel="time to learn / dlcft-exact", ylabel="accuracy on test images, %")
         axis.set_title(f"{found['facts']['backbone']}, {found['facts']['size']} pixels", fontsize=9)
         axis.margins(x=0.12, y=0.18)
+        axis.xaxis.set_major_formatter("{x:g}")
+        axis.xaxis.set_minor_formatter("")
         axis.legend(frameon=False, fontsize=8)
     figure.savefig(picture, metadata={"Date": None} if picture.suffix == ".svg" else None)
 
