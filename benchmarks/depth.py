@@ -155,9 +155,7 @@ def main() -> None:
                 score, width = logistic(found.module, preprocess, found.tokenizer, learn, test)
                 scores.append(score)
             else:
-                settings = dict(text.split("=") for text in options.set) | (
-                    {"depth_features": int(budget)} if budget else {}
-                )
+                settings = {"depth_features": int(budget)} if budget else {}
                 reading = {"preprocess": preprocess, "tokenizer": found.tokenizer}
                 learner = Learner(found.module, method, seed=seed, **reading, **settings)
                 learner.learn(learn, progress=False)
