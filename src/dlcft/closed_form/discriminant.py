@@ -17,7 +17,7 @@ import math
 import torch
 from torch import Tensor
 
-from dlcft.closed_form.fit import Problem, check_ridges, cholesky_in_place, probes
+from dlcft.closed_form.fit import Problem, check_ridges, cholesky_in_place, probes, solve_factored
 from dlcft.closed_form.sums import RidgeSums
 
 _ABOVE = 6.0  # how far the own output stands above the average, in temperatures
@@ -69,7 +69,7 @@ def linear_discriminant(
     means = (means - problem.mean) * problem.inverse
     middle = means[seen].mean(0)
     spread = (means - middle) * seen[:, None]
-    weight = torch.cholesky_solve(spread.T, factor).T
+    weight = solve_factored(spread.T, factor).T
     distances = (weight * spread).sum(1)
     if shrunken:
         counts = sums.counts * (sums.samples / sums.weight)
@@ -179,7 +179,7 @@ def _freedom(factor: Tensor, ridge: float, varying: Tensor) -> float:
     """`tr(S⁻¹ Σ_W) = features − ridge·tr(S⁻¹)` over features that vary; with many, random vectors estimate it."""
     vectors = probes(factor) if len(factor) > _MANY else torch.eye(len(factor)).to(factor)
     vectors = vectors * varying[:, None]
-    trace = float((torch.cholesky_solve(vectors, factor) * vectors).sum())
+    trace = float((solve_factored(vectors, factor) * vectors).sum())
     if len(factor) > _MANY:
         trace /= vectors.shape[1]
     return int(varying.sum()) - ridge * trace

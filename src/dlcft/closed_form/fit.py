@@ -50,7 +50,7 @@ class Problem:
         if factor is None:
             return plain
         residual, _ = self._fit(factor, least, vectors)
-        vectors = _steeper(_steeper(lambda z: z - least * torch.cholesky_solve(z, factor)))(vectors)
+        vectors = _steeper(_steeper(lambda z: z - least * solve_factored(z, factor)))(vectors)
         freedom = 1 + float(vectors.square().sum()) / _PROBES
         found = through_all(samples, freedom, self.varying, residual, self.energy)
         return Counted(freedom, vectors) if found else plain
@@ -89,7 +89,7 @@ class Problem:
 
     def _fit(self, factor: Tensor, ridge: float, vectors: Tensor) -> tuple[float, float]:
         """The residual, and `Σ_j w_j ridge/(λ_j + ridge)`: what the ridge leaves of the degrees of freedom."""
-        solved = torch.cholesky_solve(torch.cat([self.right.T, vectors], 1), factor)
+        solved = solve_factored(torch.cat([self.right.T, vectors], 1), factor)
         weight, inverse = solved[:, : len(self.right)].T, solved[:, len(self.right) :]
         residual = self.energy - float((weight * self.right).sum())
         residual -= ridge * float(weight.square().sum())
@@ -227,9 +227,18 @@ def probes(matrix: Tensor) -> Tensor:
 
 
 def cholesky_in_place(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """As `torch.linalg.cholesky_ex`, in the matrix's own memory: with many features a copy takes gigabytes."""
+    """As `torch.linalg.cholesky_ex`, in the matrix's own memory: with many features a copy takes gigabytes.
+
+    The factor lies column by column, as LAPACK wants it; torch copies any other.
+    """
     info = torch.empty((), dtype=torch.int32, device=matrix.device)
-    return torch.linalg.cholesky_ex(matrix, out=(matrix, info))  # type: ignore[no-any-return]
+    return torch.linalg.cholesky_ex(matrix.mT, out=(matrix.mT, info))  # type: ignore[no-any-return]
+
+
+def solve_factored(right: Tensor, factor: Tensor) -> Tensor:
+    """As `torch.cholesky_solve`, which copies the factor."""
+    half = torch.linalg.solve_triangular(factor, right, upper=False)
+    return torch.linalg.solve_triangular(factor.mT, half, upper=True)
 
 
 def check_ridges(ridges: Sequence[float], *, positive: bool = False) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dlcft.closed_form.fit import Problem, RidgePath, check_ridges, cholesky_in_place
+from dlcft.closed_form.fit import Problem, RidgePath, check_ridges, cholesky_in_place, solve_factored
 from dlcft.closed_form.triangles import mirror
 
 Tensors = dict[str, Tensor]
@@ -259,7 +259,7 @@ class RidgeSums:
         factor, failed = cholesky_in_place(problem.matrix)
         if failed or factor.diagonal().min() ** 2 <= smallest:
             return self.path(equal_classes=equal_classes, scale=scale, start=start).solve(ridge)
-        return problem.raw(torch.cholesky_solve(problem.right.T, factor).T)
+        return problem.raw(solve_factored(problem.right.T, factor).T)
 
     @torch.no_grad()
     def path(self, *, equal_classes: bool = False, scale: float = 15.0, start: Tensor | None = None) -> RidgePath:
