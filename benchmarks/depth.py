@@ -8,7 +8,7 @@
 A file holds `x_train` (N×H×W×3, uint8) and `y_train`; of each class `--each` images are learned and `--held-out` others
 tested. `docstrings` are first sentences in the documentation of installed packages, by package. `name:budget` is a
 recipe with that many `depth_features`. Logistic regression sees the features z, with the best of five strengths on the
-held-out samples themselves. Mirror images are averaged where the recipe does.
+held-out samples themselves. With `--flip` features are averaged over an image and its mirror image.
 """
 
 from __future__ import annotations
@@ -103,9 +103,8 @@ def split(data: Data, each: int, held_out: int, classes: int | None, seed: int) 
     return pick(learned), pick(tested)
 
 
-def logistic(backbone: Any, preprocess: Preprocess, tokenizer: Any, learn: Data, test: Data) -> tuple[float, int]:
+def logistic(frozen: Learner, learn: Data, test: Data) -> tuple[float, int]:
     """The best accuracy of logistic regression on the features z, and their number."""
-    frozen = Learner(backbone, "ridge", preprocess=preprocess, tokenizer=tokenizer, augment="none")
     frozen.learn((learn[0][:8], learn[1][:8]), progress=False)
 
     def features(x: Any) -> np.ndarray:
@@ -131,6 +130,7 @@ def main() -> None:
     parser.add_argument("--each", type=int, default=100, help="samples of a class to learn")
     parser.add_argument("--held-out", type=int, default=30, help="samples of a class to test")
     parser.add_argument("--classes", type=int, help="how many of the classes")
+    parser.add_argument("--flip", action="store_true", help="average over mirror images")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument(
         "--recipes",
@@ -144,20 +144,20 @@ def main() -> None:
     if options.size:
         kept = {**preprocess.to_dict(), "size": [options.size] * 2}
         preprocess = Preprocess.from_dict(kept)
-    rows = []
+    rows, augment = [], "flip" if options.flip else "none"
     for name in options.recipes:
         method, _, budget = name.partition(":")
         scores, size, seconds, width = [], 0, 0.0, 0
         for seed in range(options.seeds):
             learn, test = split(data, options.each, options.held_out, options.classes, seed)
             start = time.perf_counter()
+            settings: dict[str, Any] = {"depth_features": int(budget)} if budget else {}
+            settings |= {"preprocess": preprocess, "tokenizer": found.tokenizer, "augment": augment}
+            learner = Learner(found.module, "ridge" if method == "logistic" else method, seed=seed, **settings)
             if method == "logistic":
-                score, width = logistic(found.module, preprocess, found.tokenizer, learn, test)
+                score, width = logistic(learner, learn, test)
                 scores.append(score)
             else:
-                settings = {"depth_features": int(budget)} if budget else {}
-                reading = {"preprocess": preprocess, "tokenizer": found.tokenizer}
-                learner = Learner(found.module, method, seed=seed, **reading, **settings)
                 learner.learn(learn, progress=False)
                 scores.append(learner.evaluate(test, batch_size=64)["accuracy"])
                 size, width = stored_bytes(learner.state()[0]), learner.model.feature_count

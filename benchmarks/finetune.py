@@ -88,7 +88,7 @@ def measure(options: argparse.Namespace) -> None:
     runs = Runs(options.out, facts)
 
     def closed(method: str) -> Learner:
-        return Learner(found.module, method, preprocess=preprocess)
+        return Learner(found.module, method, preprocess=preprocess, augment="flip")
 
     augment = {"augment": f"crop{height // 8}+flip", "schedule": "cosine", "batch_size": BATCH}
     zero = {"optimizer": "sgd", "weight_decay": 5e-4, **augment}
