@@ -91,7 +91,7 @@ def test_damping_is_half_the_squared_distance():
     with torch.no_grad():
         for p in params.values():
             p.add_(0.1)
-    task = learner._task("main", learner.samples(TASK), learner._heads.labels["main"])
+    task = learner._task("main", learner._gathered(TASK), learner._heads.labels["main"])
     x, y = next(iter(task.batches))
     batch = Batch(x, x, y, 0, torch.Generator())
     values = []
@@ -119,7 +119,7 @@ def test_lwf_with_the_normalised_objective():
     assert method.tasks == 1
     for tasks, share in ((1, 1 / 2), (3, 1 / 4)):
         method.tasks = tasks
-        task = learner._task("main", learner.samples(TASK), learner._heads.labels["main"])
+        task = learner._task("main", learner._gathered(TASK), learner._heads.labels["main"])
         x, y = next(iter(task.batches))
         value = method.objective(task, Batch(x, x, y, 0, torch.Generator()))
         alone = task.loss.value(task.model(x, "main"), y).item()

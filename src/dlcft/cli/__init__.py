@@ -14,6 +14,7 @@ from dlcft import __version__
 from dlcft.cli import bench, model, paper
 from dlcft.cli.arguments import FAILURES, warn
 from dlcft.cli.demo import demo
+from dlcft.cli.workers import is_first, joined
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "demo": demo,
@@ -54,8 +55,9 @@ def main(words: list[str] | None = None) -> None:
     try:
         if "" in (sys.argv[1:] if words is None else words):
             raise ValueError("one of the arguments is empty; was a variable of the shell not set?")
-        app(words, exit_on_error=False, print_error=False, result_action="return_value")
-        sys.stdout.flush()
+        with joined():
+            app(words, exit_on_error=False, print_error=False, result_action="return_value")
+            sys.stdout.flush()
     except CycloptsError as error:
         chain = " ".join(("dlcft", *(error.command_chain or ())))
         _end(f"{' '.join(str(error).split())} See {chain} --help.")
@@ -73,5 +75,6 @@ def main(words: list[str] | None = None) -> None:
 
 
 def _end(sentence: str, code: int = 2) -> None:
-    warn(sentence)
+    if is_first():
+        warn(sentence)
     raise SystemExit(code) from None

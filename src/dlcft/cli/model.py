@@ -98,6 +98,7 @@ def update(
         if page.is_dir() or any(part.is_file() for part in page.parents):
             raise ValueError(f"--page is {page}; it must be a file, in a folder that can be made if it is not there.")
         apart("--page", page, model, data, holdout)
+    from dlcft.network import workers
     from dlcft.update.update import check_gates
     from dlcft.update.update import update as learn_update
 
@@ -107,7 +108,7 @@ def update(
     first.import_modules()
     store = store_to_update(model)
     with ExitStack() as held:
-        if not dry_run and store.current is not None:
+        if not dry_run and store.current is not None and workers.place() == 0:
             held.enter_context(store.lock())  # one reading of the manifest, and nobody else meanwhile
         learner = open_or_create(store, first)
         samples = learner.samples(data)
@@ -127,7 +128,7 @@ def update(
         options["resume"] = not restart
         with nothing_left_behind(model, learner):
             done = learn_update(learner, samples, directory=model, **options)
-    written = _write_page(done, learner, model, page)
+    written = _write_page(done, learner, model, page) if workers.place() == 0 else None
     if as_json:
         print(json.dumps(asdict(done) | {"page": written}))
     else:
@@ -164,6 +165,7 @@ def predict(
         batch_size: How many inputs to read at once.
     """
     from dlcft.data.files import written_whole
+    from dlcft.network import workers
 
     positive("--top", top)
     positive("--batch-size", batch_size)
@@ -177,7 +179,7 @@ def predict(
     top = min(top, len(learner.labels()))
     skipped: list[str] = []
     rows = predictions(learner, what, top, batch_size, skipped)
-    if out is None:
+    if out is None or workers.place() > 0:
         write_rows(rows, sys.stdout, format_, top)
     else:
         with written_whole(out, errors="surrogateescape") as file:

@@ -162,6 +162,7 @@ def _loaded(store: Store, rebuild: dict[str, Any], version: int | None) -> Learn
 @contextmanager
 def nothing_left_behind(model: Path, learner: Learner) -> Iterator[None]:
     """A first update that fails removes its files; one that is interrupted may be continued."""
+    from dlcft.network import workers
     from dlcft.store.store import Store
 
     there, begun = model.exists(), learner.directory is not None
@@ -169,7 +170,7 @@ def nothing_left_behind(model: Path, learner: Learner) -> Iterator[None]:
         yield
     except FAILURES:
         goes_on = learner.tasks and learner.directory is not None  # all was trained, and that is noted
-        if not begun and not goes_on and model.exists():
+        if not begun and not goes_on and model.exists() and workers.place() == 0:
             with suppress(OSError):
                 Store(model).abandon(learner.saved_hash)
                 if not there:

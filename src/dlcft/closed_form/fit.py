@@ -238,7 +238,8 @@ def cholesky_in_place(matrix: Tensor) -> tuple[Tensor, Tensor]:
 def solve_factored(right: Tensor, factor: Tensor) -> Tensor:
     """As `torch.cholesky_solve`, which copies the factor."""
     half = torch.linalg.solve_triangular(factor, right, upper=False)
-    return torch.linalg.solve_triangular(factor.mT, half, upper=True)
+    solved: Tensor = torch.linalg.solve_triangular(factor.mT, half, upper=True)
+    return solved
 
 
 def check_ridges(ridges: Sequence[float], *, positive: bool = False) -> None:

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from dlcft.closed_form.fit import Problem, RidgePath, check_ridges, cholesky_in_place, solve_factored
 from dlcft.closed_form.triangles import mirror
+from dlcft.network import workers
 
 Tensors = dict[str, Tensor]
 Part = tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor | None]
@@ -137,6 +138,14 @@ class RidgeSums:
             sums = replace(sums, samples=sums.samples + len(y), epsilon=max(sums.epsilon, _epsilon(features.dtype)))
         mirror(sums.gram)
         return sums
+
+    def over_workers(self, classes: int) -> RidgeSums:
+        """The sums of the data of all workers, on each of them; `classes` is how many all of them know."""
+        sums = self.grow(max(classes, self.classes)).to(self.gram, copy=True)
+        workers.add_up([sums.counts, sums.class_sums, sums.gram])
+        facts = workers.gathered((self.samples, self.epsilon, self.removed))
+        samples, epsilons, removed = zip(*facts, strict=True)
+        return replace(sums, samples=sum(samples), epsilon=max(epsilons), removed=sum(removed))
 
     def merge(self, other: RidgeSums) -> RidgeSums:
         """The sums of the data of both."""

@@ -6,8 +6,10 @@ approximation that the estimator is named after. Averages are over samples; noth
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,13 +28,14 @@ from dlcft.curvature.rows import (
     without_rows,
 )
 from dlcft.curvature.statistics import ESTIMATORS, Statistics, find_statistics
+from dlcft.network import workers
 from dlcft.network.classifier import Classifier, evaluating
 from dlcft.network.inputs import Input, call
 from dlcft.network.linearize import Linearized
 
 __all__ = ["ESTIMATORS", "Estimate", "Statistics", "estimate", "find_statistics"]
 
-Batches = Iterable[tuple[Input, Tensor]]
+Batches = Iterable[tuple[Input | None, Tensor]]
 
 PASS_SAMPLES = 64  # most samples whose activations and gradients are held at once
 DENSE_LIMIT = 20_000
@@ -74,7 +77,8 @@ def estimate(
     Args:
         estimator: a name in `ESTIMATORS`, a `Statistics` class, or its "module:Name".
         model: the classifier; it is not changed.
-        batches: pairs of input and label indices. Estimators with a first pass go over them twice.
+        batches: pairs of input and label indices. Estimators with a first pass go over them twice. With several
+            workers all give the same batches, each without the inputs (None) of those that others read.
         loss: of the outputs of `head`.
         head: a head's name.
         draws: output gradients sampled per sample; None for the exact sum, one backward pass per output.
@@ -108,8 +112,10 @@ def estimate(
     left_out = run.params.keys() - set(curvature.names)
     if left_out:
         raise ValueError(f"no curvature was found for the trainable parameter {sorted(left_out)[0]!r}.")
-    found = {name: value / run.count for name, value in run.gradient.items() if name in run.params}
-    return Estimate(curvature, run.count, found if gradient else None)
+    workers.add_up(run.gradient.values())
+    whole = sum(workers.gathered(run.count))  # more than the total where all have read the same few batches
+    found = {name: value / whole for name, value in run.gradient.items() if name in run.params}
+    return Estimate(curvature, run.total, found if gradient else None)
 
 
 class _Limited:
@@ -126,7 +132,7 @@ class _Limited:
         if samples is not None and total is not None and samples < total:
             self.places = torch.randperm(total, generator=generator)[:samples].sort().values
 
-    def __iter__(self) -> Iterator[tuple[Input, Tensor]]:
+    def __iter__(self) -> Iterator[tuple[Input | None, Tensor]]:
         before = 0
         for x, labels in self.batches:
             if self.places is not None and before > int(self.places[-1]):
@@ -189,7 +195,8 @@ class _Run:
         self.layers = find_layers(self.network, self.trainable, self.max_factor) if self.kind.by_layer else {}
         covered = {p for name, layer in self.layers.items() for p in parameter_names(name, layer)}
         self.others = [name for name in self.trainable if name not in covered]
-        self.count = 0
+        self.count = 0  # samples that this worker has read
+        self.total = 0  # and all together
         self.gradient: dict[str, Tensor] = {}  # of the summed loss
 
     def by_layer(self, gradient: bool) -> dict[str, Block]:
@@ -215,7 +222,9 @@ class _Run:
             jacobian = torch.cat(columns, 2).flatten(0, 1)  # a row for each draw and sample
             total += jacobian.T @ jacobian
         shapes = tuple(tuple(p.shape) for p in self.params.values())
-        return {"all": Dense(tuple(self.params), shapes, self.loss.is_quadratic, total / self.count)}
+        return self._over_workers(
+            {"all": Dense(tuple(self.params), shapes, self.loss.is_quadratic, total / self.count)}
+        )
 
     def _pass(
         self,
@@ -249,7 +258,20 @@ class _Run:
             blocks |= statistics.pop(name).blocks(self.count)
         if head is not None:
             blocks |= head.blocks(self.count)
-        return blocks | {name: Diagonal((name,), value / self.count) for name, value in others.items()}
+        blocks |= {name: Diagonal((name,), value / self.count) for name, value in others.items()}
+        return self._over_workers(blocks)
+
+    def _over_workers(self, blocks: dict[str, Block]) -> dict[str, Block]:
+        """The blocks of all workers' samples: every tensor in a block is a mean over samples."""
+        if workers.count() == 1:
+            return blocks
+        whole = sum(workers.gathered(self.count))
+        found = {}
+        for name, block in blocks.items():
+            means: dict[str, Any] = {key: t * (self.count / whole) for key, t in block.tensors().items()}
+            workers.add_up(means.values())
+            found[name] = dataclasses.replace(block, **means)
+        return found
 
     def _rows(self, gradient: bool, needs_outputs: bool) -> Iterator[_Rows]:
         """The rows of every batch; counts the samples, and sums the gradient of the loss if asked for.
@@ -257,8 +279,13 @@ class _Run:
         Without `needs_outputs`, neither z nor the outputs at ψ are used: the frozen network's will do.
         """
         model, head = self.model, self.model.head(self.head)
-        self.count = 0
+        self.count = self.total = 0
         for x, labels in self.batches:
+            self.total += len(labels)
+            if x is None:  # another worker reads it: draw as many numbers
+                unknown = head.weight.new_zeros(len(labels), head.out_features)
+                self.kind.output_grads(unknown, self.loss, self.draws, self.generator)
+                continue
             if self.count == 0 and self.layers:
                 run = model.backbone.value if isinstance(model.backbone, Linearized) else self.network
                 for name, why in without_rows(self.network, self.trainable, self.layers, x, run).items():

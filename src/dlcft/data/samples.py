@@ -20,6 +20,7 @@ from dlcft.data.files import read_labelled
 from dlcft.data.images import Preprocess
 from dlcft.data.labels import label_name, label_names
 from dlcft.data.sources import ACCEPTED_X, Items, Part, Source, Tokenizer, fingerprint, make_source
+from dlcft.network import workers
 from dlcft.network.inputs import Input
 
 _LABEL_KEYS = ("label", "labels", "target", "targets", "y")
@@ -118,6 +119,12 @@ class Samples(Inputs):
         if not self.labels:
             raise ValueError("the data set is empty; at least one sample is needed.")
 
+    @classmethod
+    def none(cls) -> Samples:
+        """No samples: the share of a worker for which there are none."""
+        nothing = cls((torch.zeros(1, 1), [0]))
+        return nothing.part(torch.arange(0))
+
     def part(self, indices: Tensor) -> Samples:
         """The samples at these positions, which may repeat."""
         some = copy.copy(self)
@@ -146,17 +153,54 @@ class Samples(Inputs):
 
 
 class Batches:
-    """Samples and their label indices, batch by batch, in order; may be iterated repeatedly."""
+    """Samples and their label indices, batch by batch, in order; may be iterated repeatedly.
+
+    Args:
+        samples: the inputs.
+        y: a label index for each.
+        size: samples a batch.
+        device: where batches go.
+        dtype: of floats, if they are to be changed.
+        own: whether other workers have other samples; otherwise all have the same, and each reads every n-th batch.
+    """
 
     def __init__(
-        self, samples: Inputs, y: Tensor, size: int, device: torch.device, *, dtype: torch.dtype | None = None
+        self,
+        samples: Inputs,
+        y: Tensor,
+        size: int,
+        device: torch.device,
+        *,
+        dtype: torch.dtype | None = None,
+        own: bool = False,
     ) -> None:
-        self.samples, self.y, self.size, self.device, self.dtype = samples, y, size, device, dtype
+        self.samples, self.y, self.size, self.device, self.dtype, self.own = samples, y, size, device, dtype, own
 
     def __iter__(self) -> Iterator[tuple[Input, Tensor]]:
-        for indices in torch.arange(len(self.samples)).split(self.size):
-            x = to_device(self.samples.fetch(indices), self.device, dtype=self.dtype)
-            yield x, self.y[indices].to(self.device)
+        for indices in self._indices():
+            yield self._read(indices)
+
+    def of_worker(self) -> Iterator[tuple[Input, Tensor]]:
+        """The batches that are this worker's to read."""
+        parts = self._indices()
+        for indices in parts if self.own else workers.share(parts):
+            yield self._read(indices)
+
+    def with_gaps(self) -> Iterator[tuple[Input | None, Tensor]]:
+        """All batches, without their inputs where another worker reads them; all are read if some worker has none."""
+        parts, number = self._indices(), workers.count()
+        for place, indices in enumerate(parts):
+            if len(parts) < number or place % number == workers.place():
+                yield self._read(indices)
+            else:
+                yield None, self.y[indices].to(self.device)
+
+    def _indices(self) -> tuple[Tensor, ...]:
+        return torch.arange(len(self.y)).split(self.size) if len(self.y) else ()
+
+    def _read(self, indices: Tensor) -> tuple[Input, Tensor]:
+        x = to_device(self.samples.fetch(indices), self.device, dtype=self.dtype)
+        return x, self.y[indices].to(self.device)
 
 
 def to_device(x: Input, device: torch.device, *, dtype: torch.dtype | None = None) -> Input:

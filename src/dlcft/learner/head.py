@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 from dlcft.closed_form.sums import RidgeSums
+from dlcft.data.samples import Batches
 from dlcft.methods.base import PastOfHead, Task
+from dlcft.network import workers
 
 HEAD_RIDGE = 0.3  # fixed: cross-validation on one small task finds a ridge too strong for the whole sequence
 _CONSTANT = 1e-6  # the least share of a feature's mean square that counts as its variance
@@ -56,8 +58,11 @@ def head_matrix(layer: torch.nn.Linear) -> Tensor:
 def _solve(task: Task, scale: float, origin: Tensor, past: PastOfHead | None, chosen: Tensor) -> None:
     """Put the chosen outputs to `origin` and its `head_step`."""
     layer = task.model.eval().head(task.head)
-    sums = RidgeSums.empty(layer.in_features, device=layer.weight.device)
-    sums = sums.extend((task.model.features(x), y) for x, y in task.batches).grow(layer.out_features)
+    batches = task.batches.of_worker() if isinstance(task.batches, Batches) else task.batches
+    with workers.together():
+        sums = RidgeSums.empty(layer.in_features, device=layer.weight.device)
+        sums = sums.extend((task.model.features(x), y) for x, y in batches).grow(layer.out_features)
+    sums = sums.over_workers(layer.out_features)
     solved = origin + head_step(sums, origin, past, HEAD_RIDGE, scale)
     layer.weight[chosen] = solved[chosen, :-1]
     layer.bias[chosen] = solved[chosen, -1]

@@ -7,7 +7,7 @@ import math
 import os
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,8 @@ from dlcft.data.sources import Tokenizer
 from dlcft.learner.adopt import centred_head, check_last, fitted_scale, margin_scale, split_head
 from dlcft.learner.build import Builder, as_given, find_device, fingerprint, without_normalising
 from dlcft.learner.display import Report, reporter
+from dlcft.learner.gathering import Gathered, gathered_samples
+from dlcft.learner.gathering import fingerprint as fingerprint_of
 from dlcft.learner.heads import HEAD, Heads
 from dlcft.learner.records import Adopted, Forgotten, Learned, Record, read_record
 from dlcft.learner.state import as_written, check_current, read_learner, refuse_unimported, write_learner
@@ -31,6 +33,7 @@ from dlcft.learner.train import ProgressNotes, TrainingLoop, augmented, seeded
 from dlcft.methods.base import Method, Task, joined_states, split_states
 from dlcft.methods.recipes import RECIPES, Recipe, named_recipe, own_recipe
 from dlcft.methods.settings import SCENARIOS, Features, Scenario
+from dlcft.network import workers
 from dlcft.network.classifier import Classifier, learned_state
 from dlcft.network.inputs import Input
 from dlcft.network.linearize import Selection
@@ -227,7 +230,15 @@ class Learner:
         """Inputs as this learner reads them; accepted wherever inputs are."""
         return Inputs(x, preprocess=self._reading, tokenizer=self.tokenizer)
 
-    def learn(self, data: Any, *, head: str | None = None, progress: bool | Report = True, resume: bool = True) -> None:
+    def learn(
+        self,
+        data: Any,
+        *,
+        head: str | None = None,
+        progress: bool | Report = True,
+        resume: bool = True,
+        shares: bool = False,
+    ) -> None:
         """Learn one task; its data is not kept.
 
         A learner that was saved or loaded notes its progress in that directory. If the process dies, load the learner
@@ -238,12 +249,16 @@ class Learner:
             head: the task's name in "task-il"; not given otherwise.
             progress: a function to call, or whether to show a line on a terminal.
             resume: False to begin anew where a run was interrupted.
+            shares: with several workers (see docs/many-machines.md), whether each brings its own part of the data, or
+                None; by default all bring the same, and each reads a part of it. For closed-form methods.
 
         Raises:
             ValueError: when the data does not fit, or brings labels that may not be new.
             FloatingPointError: when training diverges; the learner is then as it was before.
         """
-        self._learn({self._heads.to_learn(head): self.samples(data)}, progress, resume)
+        if shares and not self.recipe.closed_form:
+            raise ValueError("shares=True is for closed-form methods; for others give all workers the same data.")
+        self._learn({self._heads.to_learn(head): self._gathered(data, shares)}, progress, resume)
 
     def learn_jointly(self, tasks: Mapping[str, Any], *, progress: bool | Report = True) -> None:
         """Learn several tasks at once, each on its own head: the upper bound of "task-il".
@@ -253,7 +268,8 @@ class Learner:
         """
         if self.scenario != "task-il":
             raise ValueError(f"learn_jointly is for 'task-il'; in {self.scenario!r} join the data and call learn.")
-        self._learn({self._heads.to_learn(head): self.samples(data) for head, data in tasks.items()}, progress, True)
+        given = {self._heads.to_learn(head): self._gathered(data) for head, data in tasks.items()}
+        self._learn(given, progress, True)
 
     def solve(self) -> None:
         """Bring the heads up to date: closed-form methods solve their regression, unless nothing has changed.
@@ -263,7 +279,7 @@ class Learner:
         if self._model is not None:
             self.method.solve(self._model)
 
-    def forget(self, data: Any, *, head: str | None = None, weight: float | None = None) -> None:
+    def forget(self, data: Any, *, head: str | None = None, weight: float | None = None, shares: bool = False) -> None:
         """Be as if these samples, learned before, had never been seen: exact, for closed-form methods.
 
         Samples that were learned twice are forgotten once. Labels that lose all their samples keep their place, with
@@ -274,29 +290,30 @@ class Learner:
             head: the task's name in "task-il".
             weight: how much each of them counted; 1 by default, or for the whole sample that was given to `adopt`, its
                 weight. For a part of that sample it has to be given.
+            shares: see `learn`.
 
         Raises:
             ValueError: when the method cannot, or these samples cannot have been learned.
         """
-        name, samples = self._heads.known(head), self.samples(data)
-        unknown = self._heads.labels[name].unknown(samples.labels)
+        name, given = self._heads.known(head), self._gathered(data, shares)
+        unknown = self._heads.labels[name].unknown(given.labels)
         if unknown:
             raise ValueError(f"label {unknown[0]!r} was never learned, so its samples cannot be forgotten.")
-        if seen := self._builder.trained_on(samples):
+        if seen := self._builder.trained_on(given.samples):
             raise ValueError(
                 f"{seen} of these samples were in the first task, which has trained the network itself "
                 "(start='first-task'), so they cannot be forgotten."
             )
-        known = _fingerprint({name: samples})
+        known = fingerprint_of({name: given})
         adopted = next((one for one in self.history if isinstance(one, Adopted) and one.data == known), None)
         if weight is None:
             weight = 1.0 if adopted is None else adopted.weight
         if not weight > 0:
             raise ValueError(f"weight is {weight}; it must be positive.")
         usual = None if adopted is None else margin_scale(adopted.labels, self.recipe.model.scale) / adopted.scale
-        task = replace(self._task(name, samples, self._heads.labels[name]), weight=weight)
+        task = replace(self._task(name, given, self._heads.labels[name]), weight=weight)
         self.method.forget(task, origin_factor=usual)
-        self.history.append(Forgotten(self.tasks, [name], len(samples), known))
+        self.history.append(Forgotten(self.tasks, [name], given.total, known))
 
     def learned_before(self, data: Any, *, head: str | None = None) -> int | None:
         """The last task, counted from 0, in which this data was learned and not forgotten since; None if in none.
@@ -304,7 +321,7 @@ class Learner:
         Data is recognised by all labels and 64 of its samples, if order and form (pixels, or image files) are the same;
         where samples differ each time they are read (random augmentation), by their labels alone.
         """
-        wanted = _fingerprint({self._heads.to_learn(head): self.samples(data)})
+        wanted = fingerprint_of({self._heads.to_learn(head): self._gathered(data)})
         same = [record for record in self.history if record.data == wanted]
         learned = [record.task for record in same if not isinstance(record, Forgotten)]
         return learned[-1] if 2 * len(learned) > len(same) else None
@@ -361,7 +378,10 @@ class Learner:
         name, model = self._ready(head)
         inputs = x if isinstance(x, Samples | Inputs) else self.inputs(x)
         batches = self._batches(inputs, torch.zeros(len(inputs), dtype=torch.long), batch_size)
-        return torch.cat([_finite(model(part, name)).float().cpu() for part, _ in batches])
+        with workers.together():
+            found = [_finite(model(part, name)).float().cpu() for part, _ in batches.of_worker()]
+        shares = workers.gathered(found)  # each worker's every n-th batch
+        return torch.cat([shares[i % len(shares)][i // len(shares)] for i in range(sum(map(len, shares)))])
 
     def predict(self, x: Any, *, head: str | None = None) -> list[Label]:
         """The label of each input.
@@ -385,13 +405,16 @@ class Learner:
         labels = self._heads.labels[name]
         known = torch.tensor([not labels.unknown([label]) for label in samples.labels])
         names = [label if seen else labels.names[0] for label, seen in zip(samples.labels, known, strict=True)]
-        right, total, start = 0, 0.0, 0
-        for x, target in self._batches(samples, labels.indices(names), batch_size):
-            seen = known[start : start + len(target)].to(target.device)
-            outputs = _finite(model(x, name))[seen]
-            right += int((outputs.argmax(1) == target[seen]).sum())
-            total += len(outputs) * float(self.loss.value(outputs, target[seen])) if len(outputs) else 0.0
-            start += len(target)
+        batches = self._batches(samples, torch.arange(len(samples)), batch_size)
+        sums, indices = torch.zeros(2, dtype=torch.float64), labels.indices(names).to(self.device)
+        with workers.together():
+            for x, places in batches.of_worker():
+                seen, target = known[places.cpu()].to(self.device), indices[places]
+                outputs = _finite(model(x, name))[seen]
+                loss = len(outputs) * float(self.loss.value(outputs, target[seen])) if len(outputs) else 0.0
+                sums += torch.tensor([int((outputs.argmax(1) == target[seen]).sum()), loss])
+        workers.add_up([sums])
+        right, total = int(sums[0]), float(sums[1])
         count = int(known.sum())
         mean = total / count if count else math.nan
         return {"accuracy": right / len(samples), "loss": mean, "unknown": len(samples) - count}
@@ -437,12 +460,17 @@ class Learner:
         if keep < 1:
             raise ValueError(f"keep is {keep}; it must be at least 1.")
         self.solve()
-        tensors, header = self.state()
-        with store.writing():
-            check_current(store, known)
-            number = write_learner(store, tensors, header, keep=keep, current=current)
-            now = store.current
-        self.store, self.saved_hash = store, None if now is None else now.sha256
+        written: tuple[int, str | None] = (0, None)
+        with workers.together():
+            if workers.place() == 0:
+                tensors, header = self.state()
+                with store.writing():
+                    check_current(store, known)
+                    number = write_learner(store, tensors, header, keep=keep, current=current)
+                    now = store.current
+                written = number, None if now is None else now.sha256
+        number, self.saved_hash = workers.from_first(written)
+        self.store = store
         return number
 
     @classmethod
@@ -541,13 +569,20 @@ class Learner:
         if heads != named:
             raise CheckpointError(f"a learner was saved with heads of {heads} outputs, and {named} different labels.")
 
-    def _learn(self, tasks: dict[str, Samples], progress: bool | Report, resume: bool) -> None:
-        labels = {head: self._heads.extended(head, samples.labels) for head, samples in tasks.items()}
-        with nullcontext() if self.store is None else self.store.lock():
-            if self.store is not None:
-                check_current(self.store, self.saved_hash)
-                if not resume:
-                    self.store.clear_progress()
+    def _gathered(self, data: Any, shares: bool = False) -> Gathered:
+        with workers.together():
+            samples = Samples.none() if data is None and shares else self.samples(data)
+        return gathered_samples(samples, shares=shares)
+
+    def _learn(self, tasks: dict[str, Gathered], progress: bool | Report, resume: bool) -> None:
+        labels = {head: self._heads.extended(head, given.labels) for head, given in tasks.items()}
+        with ExitStack() as held:
+            with workers.together():
+                if self.store is not None and workers.place() == 0:  # which writes for all
+                    held.enter_context(self.store.lock())
+                    check_current(self.store, self.saved_hash)
+                    if not resume:
+                        self.store.clear_progress()
             before, learned = self._snapshot(), False
             try:
                 record = self._learn_samples(tasks, labels, progress)
@@ -555,11 +590,11 @@ class Learner:
             finally:
                 if not learned:  # whatever the reason, an interruption among them
                     self._restore(before)
-        self.history.append(record)
+        self.history.append(workers.from_first(record))
         self.tasks += 1
 
-    def _learn_samples(self, tasks: dict[str, Samples], labels: dict[str, Labels], progress: bool | Report) -> Learned:
-        began, data = time.perf_counter(), _fingerprint(tasks)
+    def _learn_samples(self, tasks: dict[str, Gathered], labels: dict[str, Labels], progress: bool | Report) -> Learned:
+        began, data = time.perf_counter(), fingerprint_of(tasks)
         notes = None if self.store is None else ProgressNotes(self.store, data)
         options: dict[str, Any] = {"amp": self.amp, "notes": notes}
         started = self.tasks == 0 and self._builder.first is not None
@@ -568,36 +603,48 @@ class Learner:
             first = self._train_start(tasks, labels, reporter(progress), options)
             seconds, curve = first.seconds, first.curve
         if self._model is None:
-            self._model = self._builder.build(next(iter(tasks.values())))
+            self._model = self._build(next(iter(tasks.values())).samples)
         for head in tasks:
             self._grow(head, labels[head])
-        todo = [self._task(head, samples, labels[head]) for head, samples in tasks.items()]
+        todo = [self._task(head, given, labels[head]) for head, given in tasks.items()]
         settings, streams = self.recipe.training, self._stream
         loop = TrainingLoop(self._model, self.method, settings, streams, self.tasks, reporter(progress), **options)
         loop.started = started
         self.method.learn(todo, loop)
-        count, training = sum(len(samples) for samples in tasks.values()), seconds + loop.seconds
+        count, training = sum(given.total for given in tasks.values()), seconds + loop.seconds
         remembering = time.perf_counter() - began - training
         curve, increase = curve + loop.curve, self.method.increase
         return Learned(self.tasks, [*tasks], count, data, curve, increase, training, remembering)
 
+    def _build(self, samples: Samples) -> Classifier:
+        """The classifier, from a look at the first samples; a worker without any is told what others have seen."""
+        with workers.together():
+            built = self._builder.build(samples) if len(samples) else None
+        looks = workers.gathered((self._builder.width, self._builder.activations))
+        if built is not None:
+            return built
+        width, self._builder.activations = next(look for look in looks if look[0] is not None)
+        assert width is not None
+        self._builder.width = width
+        return self._builder.build_on(torch.zeros(2, width).to(self.device, self._builder.dtype))
+
     def _train_start(
-        self, tasks: dict[str, Samples], labels: dict[str, Labels], report: Report, options: dict[str, Any]
+        self, tasks: dict[str, Gathered], labels: dict[str, Labels], report: Report, options: dict[str, Any]
     ) -> TrainingLoop:
         """Train the plain network on the first task, and go on from there."""
         builder = self._builder.plain()
         recipe = builder.recipe
-        model, method = builder.build(next(iter(tasks.values()))), recipe.make_method(self.scenario)
+        model, method = builder.build(next(iter(tasks.values())).samples), recipe.make_method(self.scenario)
         loss, todo = recipe.model.make_loss(), []
-        for head, samples in tasks.items():
+        for head, given in tasks.items():
             model.add_head(head, len(labels[head]))
-            y = labels[head].indices(samples.labels)
+            samples, y = given.samples, labels[head].indices(given.samples.labels)
             batches = Batches(samples, y, recipe.training.batch_size, self.device, dtype=builder.dtype)
             todo.append(Task(model, head, loss, batches, len(samples), self._augment, self._stream))
         loop = TrainingLoop(model, method, recipe.training, self._stream, self.tasks, report, **options)
         loop.prefix = "start_"
         method.learn(todo, loop)
-        self._builder.start_from(as_given(builder.backbone), tasks.values())
+        self._builder.start_from(as_given(builder.backbone), [given.samples for given in tasks.values()])
         return loop
 
     def _example(self, given: Any) -> Input:
@@ -640,19 +687,21 @@ class Learner:
         own, (w, b) = self._model.head(HEAD), centred_head(layer)
         own.weight.copy_(factor * torch.cat([w, w.new_zeros(len(w), own.in_features - w.shape[1])], 1))
         own.bias.copy_(factor * b)
-        task = None if samples is None else replace(self._task(HEAD, samples, labels), weight=weight)
+        given = None if samples is None else gathered_samples(samples, shares=False)
+        task = None if given is None else replace(self._task(HEAD, given, labels), weight=weight)
         with torch.enable_grad():
             self.method.adopted(self._model, HEAD, task)
-        count, known = (0, None) if samples is None else (len(samples), _fingerprint({HEAD: samples}))
+        count, known = (0, None) if given is None else (given.total, fingerprint_of({HEAD: given}))
         self.history.append(Adopted(0, [HEAD], len(labels), count, known, weight, factor))
         self.tasks = 1
 
-    def _batches(self, samples: Samples | Inputs, y: Tensor, size: int) -> Batches:
-        return Batches(samples, y, size, self.device, dtype=self._builder.dtype)
+    def _batches(self, samples: Samples | Inputs, y: Tensor, size: int, *, own: bool = False) -> Batches:
+        return Batches(samples, y, size, self.device, dtype=self._builder.dtype, own=own)
 
-    def _task(self, head: str, samples: Samples, labels: Labels) -> Task:
-        batches = self._batches(samples, labels.indices(samples.labels), self.recipe.training.batch_size)
-        return Task(self.model, head, self.loss, batches, len(samples), self._augment, self._stream)
+    def _task(self, head: str, given: Gathered, labels: Labels) -> Task:
+        y, size = labels.indices(given.samples.labels), self.recipe.training.batch_size
+        batches = self._batches(given.samples, y, size, own=given.own)
+        return Task(self.model, head, self.loss, batches, given.total, self._augment, self._stream)
 
     def _ready(self, head: str | None) -> tuple[str, Classifier]:
         """A known head, and the model with its heads solved."""
@@ -718,11 +767,6 @@ def _finite(outputs: Tensor) -> Tensor:
             "the network computes them in its own precision."
         )
     return outputs
-
-
-def _fingerprint(tasks: Mapping[str, Samples]) -> str:
-    """Names the data of several heads, to tell whether it is the same as before."""
-    return "+".join(f"{head}:{samples.fingerprint()}" for head, samples in tasks.items())
 
 
 def _same_features(model: Classifier, other: Classifier) -> bool:

@@ -25,6 +25,7 @@ from dlcft.learner.display import Progress, Report
 from dlcft.learner.head import head_matrix, solve_trained, start_from_ridge
 from dlcft.methods.base import Batch, Method, Task, joined_states, split_states
 from dlcft.methods.settings import Reading, Training
+from dlcft.network import workers
 from dlcft.network.classifier import Classifier
 from dlcft.network.inputs import Input, reference
 from dlcft.network.linearize import Linearized
@@ -172,15 +173,38 @@ class Run:
         return batches
 
     def _objective(self, task: Task, indices: Tensor, done: int) -> tuple[Tensor, Batch]:
+        """The objective on a batch; with several workers, this one's part of it: theirs add up to the whole.
+
+        A worker for which nothing is left takes one sample that counts zero times, so that all draw the same numbers.
+        """
         data = task.batches
         assert isinstance(data, Batches)
         generator = self.streams(f"step {done}")
-        original = to_device(data.samples.fetch(indices), self.device, dtype=data.dtype)
-        x = task.augment(original, generator)
+        places = torch.arange(len(indices)).tensor_split(workers.count())[workers.place()]
+        share = len(places) / len(indices)
+        places = places if len(places) else torch.tensor([0])
+        original = to_device(data.samples.fetch(indices[places]), self.device, dtype=data.dtype)
+        x = _augmented_part(task, original, places, len(indices), generator)
         last = done >= self.steps - self.epoch_steps
-        batch = Batch(x, original, data.y[indices].to(self.device), self.position.epoch, generator, last)
+        y = data.y[indices[places]].to(self.device)
+        batch = Batch(x, original, y, self.position.epoch, generator, last, share > 0)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.amp):
-            return self.method.objective(task, batch), batch
+            objective = self.method.objective(task, batch)
+        return objective if workers.count() == 1 else share * objective, batch
+
+    def _gradients(self, task: Task, indices: Tensor, done: int) -> tuple[float, Batch]:
+        """The objective's value on a batch, its gradients in the parameters, and the batch."""
+        self.optimizer.zero_grad()
+        with workers.together():
+            objective, batch = self._objective(task, indices, done)
+            if objective.isfinite():  # otherwise who calls tells
+                objective.backward()
+        value = objective.detach().clone()
+        if workers.count() > 1:
+            for p in self.params.values():
+                p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+            workers.add_up([value, *(p.grad for p in self.params.values() if p.grad is not None)])
+        return value.item(), batch
 
     def _careful_lr(self) -> float:
         """The recipe's learning rate, or less: with it a first step ends where the first batch's objective is least.
@@ -189,23 +213,21 @@ class Run:
         """
         task, indices = self._order(0)[0]
         kept = {name: p.detach().clone() for name, p in self.params.items()}
-        before, _ = self._objective(task, indices, 0)
-        self.optimizer.zero_grad()
-        before.backward()
+        before, _ = self._gradients(task, indices, 0)
         self.optimizer.step()
         with torch.no_grad():
-            after, _ = self._objective(task, indices, 0)
+            after = self._objective(task, indices, 0)[0].detach().clone()
+            workers.add_up([after])
             changes = [(p.grad, p - kept[name]) for name, p in self.params.items() if p.grad is not None]
             slope = sum(float((grad * change).sum()) for grad, change in changes)
             for name, p in self.params.items():
                 p.copy_(kept[name])
         self.optimizer.state.clear()
-        bend = after.item() - before.item() - slope
+        bend = after.item() - before - slope
         return self.settings.lr * min(1.0, -slope / (2 * bend)) if bend > 0 and slope < 0 else self.settings.lr
 
     def _step(self, task: Task, indices: Tensor, done: int) -> float:
-        objective, batch = self._objective(task, indices, done)
-        value = objective.item()
+        value, batch = self._gradients(task, indices, done)
         if not math.isfinite(value):
             raise FloatingPointError(
                 f"training diverged in epoch {batch.epoch + 1} (the loss is {value}) with {self.prefix}lr="
@@ -213,8 +235,6 @@ class Run:
                 f"{self.prefix}clip=1.0."
             )
         self._set_lr(done)
-        self.optimizer.zero_grad()
-        objective.backward()
         if self.settings.clip is not None:
             nn.utils.clip_grad_norm_(self.params.values(), self.settings.clip)
         self.optimizer.step()
@@ -266,7 +286,7 @@ class ProgressNotes:
 
     def write(self, run: Run, *, now: bool) -> None:
         """Note the run's position: now, or if the last note is `PROGRESS_SECONDS` old."""
-        if now or time.monotonic() - self._last >= PROGRESS_SECONDS:
+        if workers.place() == 0 and (now or time.monotonic() - self._last >= PROGRESS_SECONDS):
             gathered = run.method if run.method.gathers else None
             tensors, parts = joined_states(model=run.model, training=run, method=gathered)
             self.store.save_progress(tensors, {"data": self.data, "parts": parts})
@@ -329,6 +349,11 @@ class TrainingLoop:
         plain = not isinstance(self.model.backbone, Linearized)
         several = self._training.batch_size > 1 and all(task.samples > 1 for task in tasks)  # one has no variance
         batchnorm = plain and self._training.batchnorm == "first" and self.first and several
+        if batchnorm and workers.count() > 1 and any(isinstance(m, _BatchNorm) for m in self.model.modules()):
+            raise ValueError(
+                "with several workers BatchNorm cannot learn its statistics; take batchnorm='frozen', and for "
+                "linearised and closed-form methods start='pretrained'."
+            )
         options = {"amp": self.amp, "batchnorm": batchnorm, "first": self.first}
         run = Run(self.model, self.method, tasks, self._training, self.streams, prefix=self.prefix, **options)
         if self.notes is None:
@@ -360,6 +385,17 @@ def seeded(*key: object) -> torch.Generator:
 def augmented(augmentation: Augmentation) -> Callable[[Input, torch.Generator], Input]:
     """An augmentation of batches of images; other inputs stay as they are."""
     return lambda x, generator: augmentation(x, generator) if isinstance(x, Tensor) and x.dim() == 4 else x
+
+
+def _augmented_part(task: Task, x: Input, places: Tensor, size: int, generator: torch.Generator) -> Input:
+    """The rows of an augmented batch at some places, as if the whole batch were there: random numbers go by place."""
+    if len(places) == size or not isinstance(x, Tensor):
+        return task.augment(x, generator)
+    whole = x.new_zeros(size, *x.shape[1:])
+    whole[places] = x
+    augmented = task.augment(whole, generator)
+    assert isinstance(augmented, Tensor)
+    return augmented[places]
 
 
 def _optimizer(settings: Training, params: list[nn.Parameter]) -> torch.optim.Optimizer:

@@ -10,9 +10,11 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from dlcft.curvature.losses import Loss, ScaledMSE
 from dlcft.methods.settings import Features, Model, Reading, Scenario, check_settings
+from dlcft.network import workers
 from dlcft.network.classifier import Classifier
 from dlcft.network.inputs import Input
 
@@ -60,6 +62,7 @@ class Batch:
         epoch: how often the data was seen before.
         generator: the random stream of this step.
         last: whether it is among the last steps, as many as a pass over the data has.
+        counts: False for a sample that stands in where a worker has no part of the batch.
     """
 
     x: Input
@@ -68,6 +71,14 @@ class Batch:
     epoch: int
     generator: torch.Generator
     last: bool = False
+    counts: bool = True
+
+    def whole(self, part: Input) -> Input:
+        """The rows of all workers' parts of the batch, in its order, of this worker's rows."""
+        if workers.count() == 1:
+            return part
+        parts = [rows for rows in workers.gathered(part if self.counts else None) if rows is not None]
+        return tree_map(lambda *tensors: torch.cat(tensors), *parts)  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 from dlcft.curvature.estimate import estimate
 from dlcft.curvature.memory import Memory
 from dlcft.curvature.statistics import InputGramStatistics, Statistics, find_statistics
+from dlcft.data.samples import Batches as SampleBatches
 from dlcft.methods.base import (
     Batch,
     Batches,
@@ -207,8 +208,8 @@ class Quadratic(Method):
         if "buffer" in parts:
             self.kept = Buffer.from_state(*parts["buffer"])
 
-    def _curvature_batches(self, task: Task) -> Batches:
-        return _Augmented(task) if self.curvature_augment else task.batches
+    def _curvature_batches(self, task: Task) -> Iterable[tuple[Input | None, Tensor]]:
+        return _Augmented(task) if self.curvature_augment else _Shared(task.batches)
 
     @property
     def _includes_head(self) -> bool:
@@ -222,13 +223,33 @@ class Quadratic(Method):
         return task.weight * (task.samples if self.weigh_by == "samples" else 1.0)
 
 
+class _Shared:
+    """A task's batches, as often as asked for, without the inputs of those that other workers read."""
+
+    def __init__(self, batches: Batches) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> Iterator[tuple[Input | None, Tensor]]:
+        return self.batches.with_gaps() if isinstance(self.batches, SampleBatches) else iter(self.batches)
+
+
 class _Augmented:
-    """A task's batches, augmented alike in every pass over them."""
+    """The same, augmented alike in every pass over them."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
 
-    def __iter__(self) -> Iterator[tuple[Input, Tensor]]:
+    def __iter__(self) -> Iterator[tuple[Input | None, Tensor]]:
         generator = self.task.generator("augmented curvature")
-        for x, y in self.task.batches:
-            yield self.task.augment(x, generator), y
+        for x, y in _Shared(self.task.batches):
+            if x is not None:
+                yield self.task.augment(x, generator), y
+            else:
+                self.task.augment(self._like(len(y)), generator)  # the others draw as many numbers
+                yield None, y
+
+    def _like(self, count: int) -> Input:
+        """So many inputs of the data's shape."""
+        assert isinstance(self.task.batches, SampleBatches)
+        one = self.task.batches.samples.fetch(torch.tensor([0]))
+        return one.expand(count, *one.shape[1:]) if isinstance(one, Tensor) else one

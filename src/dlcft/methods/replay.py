@@ -86,8 +86,11 @@ class Replay(Method):
     def observe(self, task: Task, batch: Batch) -> None:
         """Offer the batch to the reservoir."""
         if batch.last if self.replay_logits else batch.epoch == 0:
-            logits = self._outputs if self.replay_logits else None
-            self.kept.add(batch.original, batch.y, logits, head=task.head, generator=batch.generator)
+            logits = batch.whole(self._outputs) if self.replay_logits else None
+            original, y = batch.whole(batch.original), batch.whole(batch.y)
+            assert isinstance(y, Tensor)
+            assert logits is None or isinstance(logits, Tensor)
+            self.kept.add(original, y, logits, head=task.head, generator=batch.generator)
 
     def state(self) -> State:
         """The buffer."""

@@ -17,8 +17,10 @@ from torch import Tensor, nn
 
 from dlcft.closed_form.discriminant import fitting_temperature, linear_discriminant, nearest_mean, on_targets
 from dlcft.closed_form.sums import Part, RidgeSums
+from dlcft.data.samples import Batches as SampleBatches
 from dlcft.methods.base import Batch, Batches, Header, Loop, Method, State, Task, Tensors, joined_states, split_states
 from dlcft.methods.settings import Model, Reading, Scenario, setting
+from dlcft.network import workers
 from dlcft.network.classifier import Classifier
 from dlcft.network.inputs import filled, in_half, reference
 
@@ -163,7 +165,11 @@ class Ridge(Method):
         columns = self._reserve(task.head, task.model.head(task.head).out_features)
         before = self.sums or self._none(task.model)
         weight = task.weight / task.samples if self.weigh_by == "tasks" else task.weight
-        self._keep(before.extend(_rows(task.model, columns, task.batches, weight)))
+        rows = _rows(task.model, columns, task.batches, weight)
+        if workers.count() == 1:
+            self._keep(before.extend(rows))
+        else:
+            self._keep(before.merge(self._gathered(rows, task.model)))
 
     def forget(self, task: Task, *, origin_factor: float | None = None) -> None:
         """Remove samples, as if they had never been seen.
@@ -179,9 +185,8 @@ class Ridge(Method):
             raise ValueError(f"weigh_by is {self.weigh_by!r}; samples can be forgotten where it is 'samples'.")
         if self.sums is None:
             raise ValueError("nothing has been learned since the head was adopted, so nothing can be forgotten.")
-        none = RidgeSums.empty(self.sums.features, dtype=self.sums.gram.dtype, device=self.sums.gram.device)
         rows = _rows(task.model, self.columns[task.head], task.batches, task.weight)
-        self._keep(self.sums.minus(none.extend(rows)))
+        self._keep(self.sums.minus(self._gathered(rows, task.model)))
         if origin_factor is not None and self.origin is not None:
             self.origin = self.origin.without_sample(origin_factor)
 
@@ -262,6 +267,12 @@ class Ridge(Method):
         if in_half(reference(model)) and "sums" in parts and "epsilon" not in parts["sums"][1]:
             self.solved = False  # saved when heads were in half precision too: rounded, or not finite
 
+    def _gathered(self, rows: Iterator[Part], model: Classifier) -> RidgeSums:
+        """The sums of some rows, of those of all workers."""
+        with workers.together():
+            sums = self._none(model).extend(rows)
+        return sums.over_workers(sum(len(columns) for columns in self.columns.values()))
+
     def _none(self, model: Classifier) -> RidgeSums:
         """Empty sums, on the model's device if that has float64."""
         device = reference(model).device
@@ -339,7 +350,7 @@ def _below_others(layer: nn.Linear, seen: Tensor, scale: float) -> None:
 def _rows(model: Classifier, columns: list[int], batches: Batches, weight: float) -> Iterator[Part]:
     """Features, column indices and weights, batch by batch."""
     model.eval()
-    for x, y in batches:
+    for x, y in batches.of_worker() if isinstance(batches, SampleBatches) else batches:
         with torch.no_grad():
             features = model.features(filled(x, len(y)))[: len(y)]
         yield features, torch.tensor(columns, device=y.device)[y], features.new_full((len(y),), weight)

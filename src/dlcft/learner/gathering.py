@@ -1,0 +1,58 @@
+"""The samples of a task as all workers together have them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dlcft.data.labels import Label
+from dlcft.data.samples import Samples
+from dlcft.network import workers
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """The samples of one head.
+
+    Attributes:
+        samples: those that this worker can read.
+        own: whether other workers have others; otherwise all have the same.
+        total: how many all have together.
+        labels: of these; each at least once.
+        fingerprint: of all of them.
+    """
+
+    samples: Samples
+    own: bool
+    total: int
+    labels: list[Label]
+    fingerprint: str
+
+
+def gathered_samples(samples: Samples, *, shares: bool) -> Gathered:
+    """What all workers have: the same samples, or, with `shares`, each its own.
+
+    Raises:
+        ValueError: when they are not the same, or no worker has any.
+    """
+    with workers.together():
+        own = samples.fingerprint() if len(samples) else ""
+    if workers.count() == 1 or not shares:
+        if len(set(workers.gathered(own))) > 1:
+            raise ValueError(
+                "the workers were given different data; give all the same, or to each its part: shares=True."
+            )
+        return Gathered(samples, False, len(samples), list(samples.labels), own)
+    found = workers.gathered((len(samples), sorted(set(samples.labels), key=str), own))
+    total = sum(length for length, _, _ in found)
+    if not total:
+        raise ValueError("no worker has a sample; at least one is needed.")
+    labels = [label for _, names, _ in found for label in names]
+    text = "+".join(name for _, _, name in found).encode()
+    return Gathered(samples, True, total, labels, hashlib.blake2b(text, digest_size=16).hexdigest())
+
+
+def fingerprint(tasks: Mapping[str, Gathered]) -> str:
+    """Names the data of several heads, to tell whether it is the same as before."""
+    return "+".join(f"{head}:{given.fingerprint}" for head, given in tasks.items())
