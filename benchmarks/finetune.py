@@ -7,9 +7,10 @@
 
 The file holds `x_train` (N×H×W×3, uint8), `y_train`, `x_test` and `y_test`. Fine-tuning has crops and mirror images,
 cosine decay and batches of 64, and is the best, on training images that are not learned and with the first number of
-epochs, of: cross-entropy from a head of zeros (SGD with momentum, `--rates`), and squared loss from the head that ridge
-regression gives (Adam, `--ridge-rates`). Answers are averaged over mirror images for all. Seconds are of the processor,
-so that other work on the machine hardly counts. A run that was stopped goes on: what `--out` holds is not done again.
+epochs, of: cross-entropy from a head of zeros (SGD with momentum, `--rates`; BatchNorm learning, or frozen), and squared
+loss from the head that ridge regression gives (Adam, `--ridge-rates`; BatchNorm frozen). Answers are averaged over
+mirror images for all. Seconds are of the processor, so that other work on the machine hardly counts. A run that was
+stopped goes on: what `--out` holds is not done again.
 """
 
 from __future__ import annotations
@@ -92,8 +93,9 @@ def measure(options: argparse.Namespace) -> None:
 
     augment = {"augment": f"crop{height // 8}+flip", "schedule": "cosine", "batch_size": BATCH}
     zero = {"optimizer": "sgd", "weight_decay": 5e-4, **augment}
-    ridge = {"loss": "mse", "head_start": "ridge", "careful": False, **augment}
+    ridge = {"loss": "mse", "head_start": "ridge", "careful": False, "batchnorm": "frozen", **augment}
     ways = {f"rate {rate}": {**zero, "lr": rate} for rate in options.rates}
+    ways |= {f"BatchNorm frozen, {name}": {**way, "batchnorm": "frozen"} for name, way in ways.items()}
     ways |= {f"from ridge, rate {rate}": {**ridge, "lr": rate} for rate in options.ridge_rates}
 
     def tuned(way: str, epochs: int) -> Learner:
@@ -129,7 +131,7 @@ def draw(files: list[Path], picture: Path) -> None:
     for path, axis in zip(files, axes[0], strict=True):
         found = json.loads(path.read_text())
         own = found["runs"]["dlcft-exact"]
-        trained = {n: r for n, r in found["runs"].items() if n.startswith("fine") and "rate" not in n}
+        trained = {n: r for n, r in found["runs"].items() if n.startswith("fine") and "held out" not in n}
         x, y = ([run[key] for run in trained.values()] for key in ("seconds", "accuracy"))
         times = [seconds / own["seconds"] for seconds in x]
         axis.plot(times, [100 * a for a in y], "o-", color="#777777", label="joint fine-tuning")
@@ -157,8 +159,8 @@ def main() -> None:
     parser.add_argument("--size", type=int)
     parser.add_argument("--each", type=int, default=100, help="images of a class to learn")
     parser.add_argument("--epochs", type=int, nargs="+", default=[3, 10, 20])
-    parser.add_argument("--rates", type=float, nargs="+", default=[0.003, 0.01, 0.03])
-    parser.add_argument("--ridge-rates", type=float, nargs="*", default=[1e-4, 3e-4])
+    parser.add_argument("--rates", type=float, nargs="+", default=[0.03, 0.1])
+    parser.add_argument("--ridge-rates", type=float, nargs="*", default=[3e-4])
     parser.add_argument("--recipes", nargs="+", default=["dlcft-exact"])
     parser.add_argument("--out", type=Path)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())

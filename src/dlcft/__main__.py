@@ -36,6 +36,9 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 def _leave(*_: Any) -> None:
     os.write(2, _LINE)
+    if "multiprocessing" in sys.modules:
+        for child in sys.modules["multiprocessing"].active_children():
+            child.kill()
     os._exit(130)
 
 

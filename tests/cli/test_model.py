@@ -150,7 +150,7 @@ def test_a_dry_run_changes_nothing(tmp_path):
     assert "would learn 12 samples of 2 labels; new: blue, red" in done.stdout
     assert "takes about" in done.stdout
     assert "of memory" in done.stdout
-    assert "  instead, 5,000 features: 1 GB of memory, 100 MB on disk" in done.stdout
+    assert "  instead, 5,000 features: 801 MB of memory, 100 MB on disk" in done.stdout
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data"]
 
 

@@ -1,6 +1,7 @@
 """What goes wrong at the command line costs nobody's model, and is told in one sentence."""
 
 import csv
+import errno
 import json
 import os
 import sys
@@ -266,3 +267,20 @@ def test_pipes_and_devices_are_not_read(tmp_path, capsys, kind):
     assert f"table.csv names '{path}', which is no regular file" in said
     said = refused(capsys, "update", "--model", tmp_path / "m", "--data", path)
     assert said == f"dlcft: {path} is neither a folder nor a regular file; give one of these.\n"
+
+
+def test_what_cannot_be_printed_after_the_commit_is_not_taken_for_a_failure(tmp_path, capsys, monkeypatch):
+    data = pictures(tmp_path / "data", ["red", "green"])
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("dlcft.cli.model._print_update", full)
+    said = refused(capsys, "update", "--model", tmp_path / "m", "--data", data, "--method", "ridge")
+    assert said.splitlines()[-1] == (
+        f"dlcft: {tmp_path / 'm'}: version 1 is written, but this cannot be printed (No space left on device)."
+    )
+
+
+def test_an_option_without_its_value(capsys):
+    assert refused(capsys, "history", "--model=") == refused(capsys, "history", "--model", "")

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import zipfile
 
 import numpy as np
 import pytest
@@ -64,3 +65,25 @@ def test_a_compressed_array_larger_than_the_memory(tmp_path, monkeypatch):
 def test_arrays_that_hold_nothing(tmp_path, shape):
     np.save(tmp_path / "x.npy", np.zeros(shape))
     assert read_npy(tmp_path / "x.npy").shape == shape
+
+
+def test_elements_without_a_size(tmp_path):
+    with (tmp_path / "x.npy").open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, {"descr": "<U0", "fortran_order": False, "shape": (3 * 10**8,)})
+    with pytest.raises(ValueError, match=r"x\.npy \(it holds nothing; numbers or strings are needed\)"):
+        read_npy(tmp_path / "x.npy")
+
+
+def test_other_compressions_are_refused_where_they_are_damaged(tmp_path):
+    np.savez(tmp_path / "x.npz", x=X, y=Y)
+    with zipfile.ZipFile(tmp_path / "x.npz") as whole:
+        members = {name: whole.read(name) for name in whole.namelist()}
+    with zipfile.ZipFile(tmp_path / "l.npz", "w", zipfile.ZIP_LZMA) as file:
+        for name, content in members.items():
+            file.writestr(name, content)
+    assert np.array_equal(read_npz(tmp_path / "l.npz")[0], X)
+    data = bytearray((tmp_path / "l.npz").read_bytes())
+    data[60] ^= 0xFF
+    (tmp_path / "l.npz").write_bytes(data)
+    with pytest.raises(ValueError, match=r"cannot read .*l\.npz"):
+        read_npz(tmp_path / "l.npz")

@@ -222,3 +222,22 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path):
     assert sorted(entry.name for entry in tmp_path.rglob("*")) == ["link", "new", "page.html"]
     with pytest.raises(ValueError, match="is a folder; a file is needed"):
         write_text(tmp_path, "new")
+
+
+def test_names_that_begin_with_a_tilde_or_two_lines_are_names(tmp_path, monkeypatch):
+    for label in ("__x", "y"):
+        (tmp_path / "data" / label).mkdir(parents=True)
+        Image.new("RGB", (4, 4)).save(tmp_path / "data" / label / "~$a.png")
+    (tmp_path / "data" / "__MACOSX").mkdir()
+    monkeypatch.chdir(tmp_path / "data" / "y")
+    assert len(Inputs(".")) == 1
+    assert Samples(tmp_path / "data").labels == ["__x", "y"]
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert len(Samples("~/data")) == 2
+    with pytest.raises(ValueError, match="there is no file or folder ~nobody/x"):
+        Samples("~nobody/x")
+
+
+def test_half_precision_images_are_resized():
+    x = Preprocess(size=(4, 4))(torch.rand(2, 8, 8, 3).half())
+    assert (x.dtype, x.shape) == (torch.float32, (2, 3, 4, 4))

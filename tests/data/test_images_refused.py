@@ -41,3 +41,9 @@ def test_odd_exif_does_not_cost_the_pixels(tmp_path, monkeypatch, error):
     Image.new("RGB", (4, 4)).save(tmp_path / "photo.jpg")
     monkeypatch.setattr(ImageOps, "exif_transpose", broken)
     assert read_image(tmp_path / "photo.jpg").shape == (3, 4, 4)
+
+
+def test_formats_for_which_pillow_starts_a_program(tmp_path):
+    (tmp_path / "a.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 20 24\n%%EndComments\nshowpage\n")
+    with pytest.raises(ValueError, match=r"a\.png \(cannot identify image file"):
+        read_image(tmp_path / "a.png")

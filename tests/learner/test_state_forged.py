@@ -12,7 +12,7 @@ from dlcft.store.store import Store
 from tests.learner.test_learner import SMALL, backbone, data
 from tests.support.stores import forge
 
-WRONG = [None, -1, 10**30, 0.5, "x", [], {}, True, [None], {"a": None}, "os:abort"]
+WRONG = [None, -1, 10**17, 0.5, "x", [], {}, True, [None], {"a": None}, "os:abort"]
 
 
 def saved(directory, method="dlcft-exact"):
@@ -102,3 +102,31 @@ def test_an_anchor_of_integers_is_refused(tmp_path):
     Store(tmp_path / "forged").commit(tensors | {name: tensors[name].to(torch.int8)}, version.header)
     with pytest.raises(ValueError, match=r"the memory holds anchor\|.* as torch.int8; real numbers are needed"):
         Learner.load(tmp_path / "forged", backbone())
+
+
+def test_notes_nested_without_end_are_refused(tmp_path):
+    saved(tmp_path)
+    deep = []
+    for _ in range(900):
+        deep = [deep]
+    forge(tmp_path, lambda fields: fields["versions"][0]["header"]["notes"].update(x=deep))
+    with pytest.raises(CheckpointError, match=r"holds a learner that cannot be read|is not JSON"):
+        Learner.load(tmp_path, backbone())
+
+
+@pytest.mark.parametrize("notes", [{"backbone": "abc"}, {"backbone": {"name": ["a"]}}, {"temperature": 1e-320}])
+def test_notes_that_are_never_written(tmp_path, notes):
+    saved(tmp_path)
+    forge(tmp_path, lambda fields: fields["versions"][0]["header"]["notes"].update(notes))
+    with pytest.raises(CheckpointError, match="whose tasks, width or notes dlcft has not written"):
+        Learner.load(tmp_path, backbone())
+
+
+@pytest.mark.parametrize("change", [{"parts": 5}, {"parts": {}}, {"data": 3}])
+def test_a_progress_note_that_is_none(tmp_path, change):
+    learner = saved(tmp_path, "ewc")
+    learner.store.save_progress({}, {"data": "x", "parts": {}} | change)
+    with pytest.raises(CheckpointError, match=r"cannot be read|interrupted run on other data"):
+        learner.learn(data([0, 1], seed=3), progress=False)
+    learner.learn(data([0, 1], seed=3), progress=False, resume=False)
+    assert learner.tasks == 2

@@ -94,7 +94,9 @@ def test_sealed_nonsense_is_refused(tmp_path, change, match):
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
-        ({"bytes": 10**30}, "has .* bytes; 10{30} are expected"),
+        ({"bytes": 10**30}, "is not JSON that dlcft has written"),
+        ({"bytes": 10**17}, "has .* bytes; 10{17} are expected"),
+        ({"ancestors": [{}]}, "has ancestors that are no numbers"),
         ({"bytes": -1}, "bytes; -1 are expected"),
         ({"sha256": "0" * 64}, "sha256 is not the one"),
         ({"file": "../outside.safetensors"}, "a name that is never written"),

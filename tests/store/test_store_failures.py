@@ -305,20 +305,27 @@ def test_a_lock_that_its_holder_removes_is_taken_anew(tmp_path, monkeypatch):
     assert removed
 
 
-def test_a_lock_that_cannot_be_signed_is_released(tmp_path, monkeypatch):
+def test_a_lock_that_cannot_be_signed_holds_all_the_same(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     store = committed(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", full)
-        with pytest.raises(OSError, match=r"cannot be written \(No space left on device\)"):
-            store.commit(*content(2))
-        with pytest.raises(OSError, match="No space left"), store.lock():
-            pass
+        with store.lock(), pytest.raises(CheckpointError, match="is in use by another process"):
+            Store(tmp_path).commit(*content(2))
     with Store(tmp_path).lock():
         pass
     assert store.commit(*content(2)) == 2
+
+
+def test_a_lock_file_with_another_name_is_not_written(tmp_path):
+    (tmp_path / "precious").write_text("a letter")
+    (tmp_path / "model").mkdir()
+    os.link(tmp_path / "precious", tmp_path / "model" / ".lock")
+    with pytest.raises(OSError, match=r"cannot be written \(the lock file has another name too\); its versions are as"):
+        Store(tmp_path / "model").commit(*content(1))
+    assert (tmp_path / "precious").read_text() == "a letter"
 
 
 FORKING = """

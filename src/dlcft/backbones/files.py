@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from dlcft.data.decoding import decoding
+from dlcft.data.files import at_home
 
 OFFICIAL = "resnet18-f37072fd.pth"  # torchvision's ResNet-18, IMAGENET1K_V1
 OFFICIAL_URL = f"https://download.pytorch.org/models/{OFFICIAL}"
@@ -52,7 +53,7 @@ def official_file() -> Path:
 
 def find_weights(weights: str | os.PathLike[str], *, folder: bool = False) -> Path:
     """The file (or folder) as given, or of that name in the folder of weights."""
-    for path in (Path(weights).expanduser(), weights_folder() / weights):
+    for path in (at_home(weights), weights_folder() / weights):
         if path.is_dir() if folder else path.is_file():
             return path
     missing = f"there is no such {'folder' if folder else 'file'}, neither here nor in {weights_folder()}"

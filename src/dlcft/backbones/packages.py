@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from dlcft.backbones.files import CLASSIFIERS, some
 from dlcft.data.decoding import first_line
@@ -191,6 +192,8 @@ def own_network(name: str, source: Source) -> Found:
     if not isinstance(network, nn.Module) or not (isinstance(reading, Preprocess) or callable(reading)):
         accepted = "an nn.Module is accepted, or that and a Preprocess or a tokenizer"
         raise ValueError(f"{name!r} returned a {type(made).__name__}; {accepted}.")
+    if any(is_lazy(tensor) for tensor in (*network.parameters(), *network.buffers())):
+        raise ValueError(f"{name!r} returned a network with lazy layers; pass a batch through it in the factory.")
     return (network, reading, None) if isinstance(reading, Preprocess) else (network, Preprocess(), reading)
 
 
@@ -225,14 +228,14 @@ def seeded() -> Iterator[None]:
 
 @contextmanager
 def _current_directory() -> Iterator[None]:
-    """Search the current directory for modules, too."""
-    here = os.getcwd()
-    sys.path.insert(0, here)
+    """Search the current directory for modules, too: last, so that no file of it replaces an installed one."""
+    here, before = os.getcwd(), list(sys.path)
+    sys.path.append(here)
     importlib.invalidate_caches()
     try:
         yield
     finally:
-        sys.path.remove(here)
+        sys.path[:] = before
 
 
 def _offline(name: str, error: OSError, where: str) -> str:

@@ -31,6 +31,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "list": bench.list_,
 }
 
+log = logging.getLogger("dlcft")
 app = App(
     name="dlcft",
     version=__version__,
@@ -46,6 +47,8 @@ app.register_install_completion_command()
 
 def main(words: list[str] | None = None) -> None:
     """Run the command line, or the command in `words`: a user's mistake is one line and exit code 2."""
+    if not any(isinstance(handler, _Spoken) for handler in log.handlers):
+        log.addHandler(_Spoken(logging.WARNING))
     logging.getLogger("PIL").setLevel(
         logging.CRITICAL
     )  # what it tells of a broken image, our sentence tells with its name
@@ -53,7 +56,7 @@ def main(words: list[str] | None = None) -> None:
         if isinstance(stream, io.TextIOWrapper):  # a terminal that cannot show a label must not cost an update
             stream.reconfigure(errors="backslashreplace")
     try:
-        if "" in (sys.argv[1:] if words is None else words):
+        if any(not word or (word[:2] == "--" and word[-1] == "=") for word in words or sys.argv[1:]):
             raise ValueError("one of the arguments is empty; was a variable of the shell not set?")
         with joined():
             app(words, exit_on_error=False, print_error=False, result_action="return_value")
@@ -70,8 +73,15 @@ def main(words: list[str] | None = None) -> None:
             raise
         own = error.strerror if isinstance(error, OSError) and error.filename is None else None  # without its number
         _end(own or str(error) or type(error).__name__)
-    except KeyboardInterrupt:
-        _end("interrupted; a training goes on from what was noted last (every 20 seconds) by the same command.", 130)
+    except KeyboardInterrupt as error:
+        _end(f"interrupted{f'; {error}' if error.args else ''}.", 130)
+
+
+class _Spoken(logging.Handler):
+    """Log lines of the library as sentences of the command."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        warn(record.getMessage())
 
 
 def _end(sentence: str, code: int = 2) -> None:

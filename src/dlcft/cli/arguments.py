@@ -12,7 +12,7 @@ from unicodedata import category
 
 # errors that end a command with one sentence; of RuntimeErrors, those about memory
 FAILURES = (ValueError, TypeError, OSError, ImportError, FloatingPointError, MemoryError, RuntimeError)
-_TURNING = "\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+_TURNING = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 
 
 def setting(text: str, option: str = "--set") -> tuple[str, Any]:
@@ -40,14 +40,19 @@ def import_own(names: Iterable[str | None]) -> None:
             raise ValueError(f"{name} cannot be imported ({error}).") from error
 
 
-def printable(text: str) -> str:
+def printable(text: object, *, lines: bool = False) -> str:
     """A text without characters that move a terminal's cursor, colour it, or turn the direction of reading."""
-    return "".join(f"\\u{ord(c):04x}" if c != "\n" and (category(c) == "Cc" or c in _TURNING) else c for c in text)
+
+    def steers(character: str) -> bool:
+        return category(character) == "Cc" or character in _TURNING
+
+    kept = "\n" if lines else ""
+    return "".join(f"\\u{ord(c):04x}" if c not in kept and steers(c) else c for c in str(text))
 
 
 def say(text: str, *, to: TextIO | None = None) -> None:
     """Print lines in which labels, file names and sentences of others may stand; to standard output by default."""
-    print(printable(text), file=to)
+    print(printable(text, lines=True), file=to)
 
 
 def warn(sentence: str) -> None:

@@ -14,9 +14,10 @@ from cyclopts import Parameter
 
 from dlcft import __version__
 from dlcft.cli.answers import predictions, write_rows
-from dlcft.cli.arguments import FAILURES, apart, import_own, in_number, positive, say, setting, warn
+from dlcft.cli.arguments import FAILURES, apart, import_own, in_number, positive, printable, say, setting, warn
 from dlcft.cli.opening import (
     First,
+    going_on,
     nothing_left_behind,
     open_learner,
     open_or_create,
@@ -126,8 +127,23 @@ def update(
                 say("nothing was known before: gates count from the next update on", to=sys.stderr)
         options: dict[str, Any] = {"holdout": held_out, "max_drop": max_drop, "max_flips": max_flips, "keep": keep}
         options["resume"] = not restart
-        with nothing_left_behind(model, learner):
+        with nothing_left_behind(model, learner), going_on():
             done = learn_update(learner, samples, directory=model, **options)
+    try:
+        _tell(done, learner, model, page, as_json)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        untold = f"{model}: version {done.version} is written, but this cannot be printed ({error.strerror})."
+        raise OSError(error.errno, untold) from error
+    if not done.accepted:
+        raise SystemExit(_GATE)
+
+
+def _tell(done: Update, learner: Learner, model: Path, page: Path | None, as_json: bool) -> None:
+    """Write the page, and print what was done."""
+    from dlcft.network import workers
+
     written = _write_page(done, learner, model, page) if workers.place() == 0 else None
     if as_json:
         print(json.dumps(asdict(done) | {"page": written}))
@@ -135,8 +151,7 @@ def update(
         _print_update(done, model)
         if written is not None:
             say(f"page: {written}")
-    if not done.accepted:
-        raise SystemExit(_GATE)
+    sys.stdout.flush()
 
 
 def predict(
@@ -363,7 +378,7 @@ def _describe(
         learned = f"{in_number(learner.tasks, 'task')} learned"
         say(f"{model}: {learned if learner.tasks else _new_model(learner, model)}")
         labels = len(set(samples.labels))
-        say(f"would learn {len(samples)} samples of {labels} labels; new: {', '.join(new) or 'none'}")
+        say(f"would learn {len(samples)} samples of {labels} labels; new: {', '.join(map(printable, new)) or 'none'}")
         sys.stdout.flush()  # before a trial that may take long
     cost = forecast(unbound, (model, first, data), samples=len(samples), tested=tested)
     # the number of features is chosen at the first update
@@ -394,14 +409,19 @@ def _write_page(done: Update, learner: Learner, model: Path, page: Path | None) 
     try:
         text = to_html(done, model=home.name, origin=[(name, value) for name, value in origin if value])
         write_text(place, text.encode(errors="backslashreplace").decode())  # a file's name may be of any bytes
-    except (*FAILURES, LookupError) as error:  # the update is committed: no page may make it look failed
+    except (
+        *FAILURES,
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+    ) as error:  # the update is committed: no page may make it look failed
         warn(f"the page {place} could not be written ({getattr(error, 'strerror', None) or error}).")
         return None
     return str(place)
 
 
 def _print_update(done: Update, model: Path) -> None:
-    new = f"; new labels: {', '.join(map(str, done.new_labels))}" if done.new_labels else ""
+    new = f"; new labels: {', '.join(map(printable, done.new_labels))}" if done.new_labels else ""
     say(f"learned {done.samples} samples in {done.seconds:.1f} s{new}")
     if done.predicted_increase is not None:
         say(f"old data's mean loss, by the memory alone: {done.predicted_increase:+.4g}")
@@ -410,7 +430,7 @@ def _print_update(done: Update, model: Path) -> None:
         calibration = "" if error is None else f"; calibration error {error:.3f} (same samples)"
         say(f"holdout accuracy {done.accuracy:.2%}{calibration}")
         for label, (right, total) in done.per_class.items():
-            say(f"  {label}: {right} of {total}")
+            say(f"  {printable(label)}: {right} of {total}")
     if done.flips is not None and done.drop is not None:
         say(f"known labels: accuracy {0.0 - done.drop:+.2%}, turned from right to wrong {done.flips:.2%}")
     removed = f", removed {', '.join(map(str, done.disk.removed))}" if done.disk.removed else ""

@@ -89,8 +89,6 @@ def open_learner(store: Store, version: int | None = None, *, backbone: str | No
     if rebuild is None:
         unknown = f"{model} was saved from Python and does not say how its backbone is made"
         raise ValueError(f"{unknown}; load it there, or give dlcft update --backbone once.")
-    if not isinstance(rebuild, dict) or rebuild.keys() - {"weights", "width"} != {"name"}:
-        raise ValueError(f"{model} says {rebuild!r:.80} of its backbone, which dlcft never writes.")
     name = str(rebuild["name"])
     if ":" in name and backbone != name:
         foreign = f"{model} was made on the backbone {name!r}, whose code is not part of dlcft"
@@ -176,6 +174,16 @@ def nothing_left_behind(model: Path, learner: Learner) -> Iterator[None]:
                 if not there:
                     model.rmdir()
         raise
+
+
+@contextmanager
+def going_on() -> Iterator[None]:
+    """Say, when an update is interrupted, what becomes of it."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        later = "a training goes on from what was noted last (every 20 seconds) by the same command"
+        raise KeyboardInterrupt(later) from error
 
 
 def unbound(model: Path, first: First, data: Path) -> tuple[Learner, Samples]:

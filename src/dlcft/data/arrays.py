@@ -79,8 +79,10 @@ def _header(file: IO[bytes], size: int, name: str) -> tuple[tuple[int, ...], boo
     version = np.lib.format.read_magic(file)
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
     shape, fortran, dtype = read(file)
-    if dtype.hasobject:
-        raise ValueError(f"{name} holds Python objects; numbers or strings are needed")
+    if dtype.hasobject or not dtype.itemsize:
+        raise ValueError(
+            f"{name} holds {'Python objects' if dtype.hasobject else 'nothing'}; numbers or strings are needed"
+        )
     length = file.tell() - start + math.prod(shape) * dtype.itemsize
     if any(type(n) is not int or n < 0 for n in shape) or length != size:
         raise ValueError(f"{name} has {size} bytes, which are no array of {dtype} and shape {shape}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import struct
 import tokenize
@@ -19,6 +20,10 @@ BROKEN: tuple[type[Exception], ...] = (OSError, EOFError, MemoryError, RuntimeEr
 BROKEN += (ArithmeticError, AttributeError, ImportError, LookupError, TypeError, ValueError)
 BROKEN += (struct.error, tokenize.TokenError, zipfile.BadZipFile, zlib.error, pickle.UnpicklingError)
 BROKEN += (safetensors.SafetensorError,)
+with contextlib.suppress(ImportError):  # Python can be built without it
+    from lzma import LZMAError
+
+    BROKEN += (LZMAError,)
 
 
 @contextmanager

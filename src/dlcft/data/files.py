@@ -54,7 +54,7 @@ def read_labelled(path: str | Path, *, text: bool = False) -> tuple[Any, Any]:
 
 def read_folder(folder: Path) -> tuple[list[Path], list[str]]:
     """Image files `<folder>/<class>/**/*` and their classes."""
-    classes = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith((".", "__")))
+    classes = sorted(path for path in folder.iterdir() if path.is_dir() and not _is_hidden(path.name))
     loose = sorted(path.name for path in folder.iterdir() if path.suffix.lower() in EXTENSIONS)
     if loose or not classes:
         held = f"the image {loose[0]} outside of a class" if loose else "no folders"
@@ -65,6 +65,11 @@ def read_folder(folder: Path) -> tuple[list[Path], list[str]]:
         raise ValueError(f"{given}; give one of them, such as {classes[0]}.")
     files = {path.name: _images_below(path) for path in classes}
     return [file for found in files.values() for file in found], [name for name in files for _ in files[name]]
+
+
+def _is_hidden(name: str) -> bool:
+    """Whether a folder is none of the user's: of an editor, of Python, or of an archive from a Mac."""
+    return name.startswith(".") or name in ("__pycache__", "__MACOSX")
 
 
 def read_table(path: Path, columns: tuple[str, ...]) -> tuple[list[Any], ...]:
@@ -107,9 +112,15 @@ def read_table(path: Path, columns: tuple[str, ...]) -> tuple[list[Any], ...]:
     return found
 
 
+def at_home(path: str | os.PathLike[str]) -> Path:
+    """A path in which `~/` is the home folder; other names may begin with `~` as they like."""
+    path = Path(path)
+    return path.expanduser() if path.parts[:1] == ("~",) else path
+
+
 def existing(path: str | Path) -> Path:
-    """The path of a file or folder that exists, with `~` expanded."""
-    path = Path(path).expanduser()
+    """The path of a file or folder that exists; `~/` is the home folder."""
+    path = at_home(path)
     if not os.path.exists(path):  # Path.exists fails for text too long to be a path
         raise ValueError(f"there is no file or folder {path}; give the path of one that exists.")
     return path

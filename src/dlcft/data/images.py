@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 EXTENSIONS = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+_FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")  # of others Pillow starts programs for some
 _CHANNELS = (1, 3, 4)  # grey, colour, colour with transparency
 _MODES = {"bilinear": "bilinear", "bicubic": "bicubic", "nearest": "nearest-exact"}
 _PIXELS = 20.0  # floats above this are taken for 0 to 255, not 0 to 1
@@ -129,6 +130,8 @@ class Preprocess:
         if x.dim() == 3 and x.shape[2] in _CHANNELS:
             raise ValueError(f"x is {_described(x)}, which looks like one image; give a batch of images, x[None].")
         images = x[:, None] if x.dim() == 3 else _channels_first(x, self.layout)
+        if images.dtype in (torch.float16, torch.bfloat16):  # of which a CPU cannot change the size
+            images = images.float()
         return self.normalised(self.resized(images))
 
 
@@ -149,7 +152,8 @@ def read_image(path: str | Path, channels: int | None = None) -> Tensor:
         if not Path(path).is_file():  # opening a pipe would wait for ever
             raise ValueError("it is no regular file")
         try:
-            file = Image.open(path)
+            Image.init()
+            file = Image.open(path, formats=[name for name in _FORMATS if name in Image.OPEN])
         except Image.DecompressionBombError as error:
             raise ValueError(str(error)) from error
         with file:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from dlcft.data.files import existing, read_inputs
-from dlcft.data.images import Preprocess, image_tensor, is_pillow_image, read_image
+from dlcft.data.images import Preprocess, image_tensor, is_pillow_image, most_pixels, read_image
 from dlcft.network.inputs import Input
 
 _HASHED = 64  # samples whose content a fingerprint covers
@@ -173,6 +173,7 @@ def make_source(x: Any, preprocess: Preprocess, tokenizer: Tokenizer | None = No
         if others := [path for path in files if not path.is_file()]:  # reading a pipe or device may never end
             kind = "a folder" if others[0].is_dir() else "no regular file"
             raise ValueError(f"{others[0]} is {kind}; the path of an image is needed.")
+        most_pixels()  # a wrong limit is told before any image is skipped for it
         names = [str(path) for path in files]
         return Items(lambda index: read_image(names[index], preprocess.channels), len(x), preprocess, files=names)
     if isinstance(x, list):

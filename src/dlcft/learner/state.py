@@ -26,6 +26,7 @@ from dlcft.store.store import Store
 LEARNER_FORMAT = 5
 _RENAMED = {"tkfac": "tkfac-per-sample", "tkfac-trace": "tkfac"}
 _NONE = type(None)
+_MOST_FEATURES = 10**6  # of a network's own
 _FIELDS: dict[str, set[type]] = {
     "backbone": {str},
     "recipe": {dict},
@@ -66,6 +67,15 @@ def check_header(header: Mapping[str, Any], directory: Path) -> None:
         if name not in header or type(header[name]) not in kinds:
             held = f"a {type(header[name]).__name__}" if name in header else "nothing"
             raise CheckpointError(f"{directory} holds a learner with {held} as {name!r}; dlcft writes none such.")
+    notes, width = header["notes"], header["width"]
+    origin, temperature = notes.get("backbone"), notes.get("temperature")
+    right = header["tasks"] >= 0 and (width is None or 0 < width <= _MOST_FEATURES)
+    right &= temperature is None or (type(temperature) in (int, float) and 1e-9 < temperature < 1e9)
+    if origin is not None:
+        right &= isinstance(origin, dict) and origin.keys() <= {"name", "weights", "width"}
+        right &= right and isinstance(origin.get("name"), str) and isinstance(origin.get("weights"), str | _NONE)
+    if not right:
+        raise CheckpointError(f"{directory} holds a learner whose tasks, width or notes dlcft has not written.")
 
 
 def read_learner(store: Store, version: int | None) -> tuple[dict[str, Tensor], dict[str, Any], str]:
@@ -81,8 +91,8 @@ def read_learner(store: Store, version: int | None) -> tuple[dict[str, Tensor], 
             f"{store.directory} was learned by {entry.header['custom']!r}, a method of your own, in a version before "
             "0.1.0 that did not save its settings; it cannot be loaded."
         )
-    header = copy.deepcopy(entry.header)
     with as_written(store.directory):
+        header = copy.deepcopy(entry.header)
         if header["learner"] > 4:
             header["history"] = json.loads(tensors.pop("history").numpy().tobytes())
         if header["learner"] < 3:
@@ -110,11 +120,11 @@ def as_written(directory: Path) -> Iterator[None]:
     """Turn an error from inside a state that dlcft cannot have written into one sentence."""
     try:
         yield
-    except ValueError:  # a sentence already
+    except CheckpointError:  # a sentence already
         raise
     except BROKEN as error:
-        what = f"{type(error).__name__}: {first_line(error)}"
-        raise CheckpointError(f"{directory} holds a learner that dlcft has not written ({what}).") from error
+        why = first_line(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {first_line(error)}"
+        raise CheckpointError(f"{directory} holds a learner that cannot be read ({why}).") from error
 
 
 def _rename(header: dict[str, Any]) -> None:

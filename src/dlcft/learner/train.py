@@ -23,6 +23,7 @@ from dlcft.data.augment import Augmentation
 from dlcft.data.samples import Batches, to_device
 from dlcft.learner.display import Progress, Report
 from dlcft.learner.head import head_matrix, solve_trained, start_from_ridge
+from dlcft.learner.state import as_written
 from dlcft.methods.base import Batch, Method, Task, joined_states, split_states
 from dlcft.methods.settings import Reading, Training
 from dlcft.network import workers
@@ -273,16 +274,17 @@ class ProgressNotes:
         if found is None:
             return
         tensors, header = found
-        if header["data"] != self.data:
+        if header.get("data") != self.data:
             raise CheckpointError(
                 f"{self.store.directory} holds an interrupted run on other data; learn that data again to continue it, "
                 "or begin anew: resume=False, dlcft update --restart."
             )
-        parts = split_states(tensors, header["parts"])
-        run.model.load_state_dict(parts["model"][0], strict=False)
-        run.load_state(*parts["training"])
-        if run.method.gathers:
-            run.method.load_state(*parts["method"], run.model)
+        with as_written(self.store.directory):
+            parts = split_states(tensors, header["parts"])
+            run.model.load_state_dict(parts["model"][0], strict=False)
+            run.load_state(*parts["training"])
+            if run.method.gathers:
+                run.method.load_state(*parts["method"], run.model)
 
     def write(self, run: Run, *, now: bool) -> None:
         """Note the run's position: now, or if the last note is `PROGRESS_SECONDS` old."""

@@ -138,6 +138,10 @@ class Classifier(nn.Module):
         Raises:
             ValueError: when a tensor belongs to no parameter or buffer of this model, or is of another kind.
         """
+        for name, outputs in header["heads"].items():  # before memory is taken for them
+            saved = tensors.get(f"heads.{name}.bias")
+            if saved is None or saved.shape != (outputs,):
+                raise ValueError(f"head {name!r} was saved with other outputs than {outputs}.")
         self.set_heads(header["heads"])
         check_kinds(tensors, self)
         self.load_state_dict(dict(tensors), strict=False)

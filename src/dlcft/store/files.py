@@ -26,6 +26,7 @@ Header = dict[str, Any]
 FORMAT = "dlcft"
 FORMAT_VERSION = 2  # 1, with the whole history in the manifest, is read too
 LARGEST_JSON = 64 * 2**20
+_DIGITS = 18  # of a whole number
 CHUNK = 2**20  # stays in the processor's cache between hashing and writing
 
 DTYPES = {
@@ -82,7 +83,7 @@ def read_json(path: Path) -> Header | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     try:
-        content = json.loads(raw)
+        content = json.loads(raw, parse_int=_whole_number)
         intact = isinstance(content, dict) and raw == _sealed(content)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is not JSON that dlcft has written.") from error
@@ -257,6 +258,13 @@ def _bytes(tensor: Tensor) -> memoryview:
     """A tensor's elements in row-major order, copied only if they lie otherwise."""
     flat = tensor.detach().cpu().resolve_neg().contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().data
+
+
+def _whole_number(text: str) -> int:
+    """A number of JSON that fits into 64 bits, as all do that dlcft writes."""
+    if len(text) > _DIGITS:
+        raise ValueError(f"a number of {len(text)} digits")
+    return int(text)
 
 
 def _sealed(content: Header) -> bytes:

@@ -80,6 +80,8 @@ class Manifest:
             check_fields(entry, VERSION_FIELDS, path)
         for event in content["history"]:
             check_fields(event, EVENT_FIELDS, path)
+        if any(type(n) is not int for entry in content["versions"] for n in entry["ancestors"]):
+            raise CheckpointError(f"{path} has ancestors that are no numbers.")
         versions = tuple(Version(**entry | {"ancestors": tuple(entry["ancestors"])}) for entry in content["versions"])
         numbers, current = [v.number for v in versions], content["current"]
         if current not in numbers or len(set(numbers)) < len(numbers) or max(numbers) > content["last"]:
@@ -148,11 +150,12 @@ def _from_history(content: Header, path: Path) -> Header:
     versions = []
     for entry in content["versions"]:
         check_fields(entry, FILE_FIELDS | _WRITTEN, path)
-        line, number = [], parents.get(entry["number"], 0)
+        line: dict[int, None] = {}  # in order
+        number = parents.get(entry["number"], 0)
         while number and number not in line:
-            line.append(number)
+            line[number] = None
             number = parents.get(number, 0)
-        versions.append({**entry, "accepted": entry["number"] in accepted, "ancestors": line})
+        versions.append({**entry, "accepted": entry["number"] in accepted, "ancestors": list(line)})
     counts = {"last": max(parents), "events": len(content["history"])}
     return {**content, **counts, "versions": versions, "history": content["history"][-_EVENTS:]}
 

@@ -8,6 +8,7 @@ old state or the new one. Reading never runs code, and every byte that is used w
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import platform
@@ -97,9 +98,9 @@ class Store:
         if not self._lock.is_locked:
             self._lock = self._new_lock()  # after a fork, the parent's lock object cannot be used
             self._known = None
-            make_folder(self.directory)
         lock = self._lock
         try:
+            make_folder(self.directory)
             try:
                 lock.acquire()
             except filelock.Timeout:
@@ -107,6 +108,8 @@ class Store:
         except filelock.Timeout as error:
             message = f"{self.directory} is in use by {self._holder()}; wait until that has ended."
             raise CheckpointError(message) from error
+        except OSError as error:
+            raise self._unwritable(error, None) from error
         try:
             yield
         finally:
@@ -123,9 +126,13 @@ class Store:
         except OSError as error:
             if error is self._told:  # an inner block has made the message
                 raise
-            message = f"{self.directory} cannot be written ({error.strerror or error}); {self._state_since(before)}."
-            self._told = OSError(error.errno, message)
-            raise self._told from error
+            raise self._unwritable(error, before) from error
+
+    def _unwritable(self, error: OSError, before: Manifest | None) -> OSError:
+        """The error with one message: which directory, why, and what is in it now."""
+        message = f"{self.directory} cannot be written ({error.strerror or error}); {self._state_since(before)}."
+        self._told = OSError(error.errno, message)
+        return self._told
 
     def _state_since(self, before: Manifest | None) -> str:
         """What has become of the versions, after a failure that may have come after the commit."""
@@ -359,9 +366,15 @@ class Store:
 
 
 def _sign(descriptor: int) -> None:
-    """Write this process's number into its lock file, behind the first byte, which Windows lets no other read."""
-    os.ftruncate(descriptor, 0)
-    os.write(descriptor, f" {os.getpid()}\n".encode())
+    """Write this process's number into its lock file, behind the first byte, which Windows lets no other read.
+
+    On a full disk it is left out; a file that has another name too is not ours to write.
+    """
+    if os.fstat(descriptor).st_nlink > 1:
+        raise OSError(errno.EMLINK, "the lock file has another name too")
+    with contextlib.suppress(OSError):
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, f" {os.getpid()}\n".encode())
 
 
 def _check_keep(keep: int) -> None:
