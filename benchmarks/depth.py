@@ -4,6 +4,7 @@
     python benchmarks/depth.py --data cifar100.npz --backbone resnet18 --weights FILE --size 64
     python benchmarks/depth.py --data digits
     python benchmarks/depth.py --data docstrings --backbone hf:minilm --weights FOLDER     # texts
+    python benchmarks/depth.py --draw figure.svg a.json b.json                          # of what --out wrote
 
 A file holds `x_train` (N×H×W×3, uint8) and `y_train`; of each class `--each` images are learned and `--held-out` others
 tested. `docstrings` are first sentences in the documentation of installed packages, by package. `name:budget` is a
@@ -16,11 +17,13 @@ from __future__ import annotations
 import argparse
 import importlib
 import inspect
+import json
 import time
 import warnings
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
 import numpy as np
 import torch
 from measure import table
@@ -123,7 +126,10 @@ def logistic(frozen: Learner, learn: Data, test: Data) -> tuple[float, int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", required=True, help="an .npz file, digits, or docstrings")
+    parser.add_argument("files", nargs="*", type=Path, help="what --out wrote, for --draw")
+    parser.add_argument("--draw", type=Path, help="a figure to write: accuracy by size on disk")
+    parser.add_argument("--out", type=Path, help="a .json file to write")
+    parser.add_argument("--data", help="an .npz file, digits, or docstrings")
     parser.add_argument("--backbone", default="shipped")
     parser.add_argument("--weights")
     parser.add_argument("--size", type=int, help="height and width of images; by default the backbone's")
@@ -138,6 +144,9 @@ def main() -> None:
         default=["logistic", "ncm", "slda", "ridge", "ranpac", "dlcft-exact:2048", "dlcft-exact:4096"],
     )
     options = parser.parse_args()
+    if options.draw is not None:
+        draw(options.files, options.draw)
+        return
     data = read(options.data)
     found = load_backbone(options.backbone, weights=options.weights)
     preprocess = found.preprocess
@@ -162,16 +171,42 @@ def main() -> None:
                 scores.append(learner.evaluate(test, batch_size=64)["accuracy"])
                 size, width = stored_bytes(learner.state()[0]), learner.model.feature_count
             seconds = time.perf_counter() - start
-        told = f"{100 * np.mean(scores):.1f}" + (
-            f" ({', '.join(f'{100 * s:.1f}' for s in scores)})" if len(scores) > 1 else ""
-        )
+        each = ", ".join(f"{100 * score:.1f}" for score in scores)
+        told = f"{100 * np.mean(scores):.1f}" + (f" ({each})" if len(scores) > 1 else "")
         rows.append([name, f"{width:,}", f"{size / 1e6:.1f}", told, f"{seconds:.0f}"])
         print("…", *rows[-1], flush=True)
     learn, test = split(data, options.each, options.held_out, options.classes, 0)
     spread = 100 * np.sqrt(0.25 / len(test[1]))
-    title = f"{Path(options.data).name}, {options.backbone}: {len(set(learn[1]))} classes, {options.each} each"
+    pixels = f" at {options.size} pixels" if options.size else ""
+    many = f"{len(set(learn[1]))} classes, {options.each} each"
+    title = f"{Path(options.data).name}, {options.backbone}{pixels}: {many}"
     header = ["recipe", "features", "MB", f"held out, % ({len(test[1])} samples, ± {spread:.1f} at most)", "s"]
     table(title, header, rows)
+    if options.out is not None:
+        options.out.write_text(json.dumps({"title": title, "rows": rows}, indent=1))
+
+
+def draw(files: list[Path], picture: Path) -> None:
+    """Accuracy by size on disk, one panel a file."""
+    plt.rcParams.update({"font.size": 9, "svg.fonttype": "none", "svg.hashsalt": "depth"})
+    figure, axes = plt.subplots(1, len(files), figsize=(4.2 * len(files), 3.2), layout="constrained", squeeze=False)
+    for path, axis in zip(files, axes[0], strict=True):
+        found = json.loads(path.read_text())
+        points = {row[0]: (float(row[2]), float(row[3].split()[0])) for row in found["rows"] if float(row[2]) > 0}
+        ours = [place for name, place in points.items() if name.startswith("dlcft-exact")]
+        axis.plot(*zip(*ours, strict=True), "o-", color="#c2410c", label="dlcft-exact, by budget")
+        for place, (name, (size, score)) in enumerate(points.items()):
+            budget = name.partition(":")[2]
+            where, side = ((0, 6 if place % 2 else -13), "center") if budget else ((7, -3), "left")
+            axis.annotate(budget or name, (size, score), where, textcoords="offset points", ha=side, fontsize=8)
+            if not budget:
+                axis.plot([size], [score], "s", color="#777777")
+        axis.set(xscale="log", xlabel="MB on disk, a version", ylabel="accuracy on held-out images, %")
+        axis.set_title(found["title"], fontsize=9)
+        axis.margins(x=0.12, y=0.12)
+        axis.xaxis.set_major_formatter("{x:g}")
+        axis.legend(frameon=False, fontsize=8, loc="lower right")
+    figure.savefig(picture, metadata={"Date": None} if picture.suffix == ".svg" else None)
 
 
 if __name__ == "__main__":

@@ -7,10 +7,10 @@
 
 The file holds `x_train` (N×H×W×3, uint8), `y_train`, `x_test` and `y_test`. Fine-tuning has crops and mirror images,
 cosine decay and batches of 64, and is the best, on training images that are not learned and with the first number of
-epochs, of: cross-entropy from a head of zeros (SGD with momentum, `--rates`; BatchNorm learning, or frozen), and squared
-loss from the head that ridge regression gives (Adam, `--ridge-rates`; BatchNorm frozen). Answers are averaged over
-mirror images for all. Seconds are of the processor, so that other work on the machine hardly counts. A run that was
-stopped goes on: what `--out` holds is not done again.
+epochs, of: cross-entropy from a head of zeros (SGD with momentum, `--rates`; BatchNorm learning, or frozen), and
+squared loss from the head that ridge regression gives (Adam, `--ridge-rates`; BatchNorm frozen). Answers are averaged
+over mirror images for all. Seconds are of the processor, so that other work on the machine hardly counts. A run that
+was stopped goes on: what `--out` holds is not done again.
 """
 
 from __future__ import annotations
