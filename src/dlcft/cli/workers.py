@@ -22,13 +22,19 @@ def joined() -> Iterator[None]:
         return
     import torch
     import torch.distributed as dist
+    from torch.distributed.rendezvous import rendezvous
 
     text = os.environ.get(_TIMEOUT) or "1800"
     try:
         timeout = timedelta(seconds=float(text))
     except ValueError as error:
         raise ValueError(f"{_TIMEOUT} is {text!r}; a number of seconds is needed.") from error
-    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo", timeout=timeout)
+    store, rank, size = next(iter(rendezvous("env://", timeout=timeout)))
+    # torchrun keeps its store when it starts all anew, and with it the addresses of those that have died
+    life = f"life {os.environ.get('TORCHELASTIC_RESTART_COUNT')}"
+    store = dist.PrefixStore(life, store)  # type: ignore[attr-defined]
+    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
     try:
         if dist.get_rank() == 0:
             yield
