@@ -50,7 +50,9 @@ def trained(images: Images, epochs: int = 3) -> nn.Module:
 def accuracies(model: nn.Module, images: Images, method: str, each: int) -> list[float]:
     sample = images.part("train", OLD, each) if each else None
     weight = IMAGES / each if each else 1.0
-    learner = Learner.adopt(model, "1", list(OLD), sample, method, weight=weight, **METHODS[method])
+    shapes = images.part("train", UPDATES[0], 1)[0]  # where there is no sample, features need to see an input
+    options = METHODS[method] | {"weight": weight, "example": shapes}
+    learner = Learner.adopt(model, "1", list(OLD), sample, method, **options)
     old = images.part("test", OLD)
     found = [learner.evaluate(old)["accuracy"]]
     for new in UPDATES:

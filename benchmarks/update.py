@@ -116,6 +116,7 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=128, help="height and width of the images")
     parser.add_argument("--batch", type=int, default=8, help="images a step")
     parser.add_argument("--networks", nargs="*", choices=NETWORKS, default=list(NETWORKS))
+    parser.add_argument("--ways", nargs="*", choices=WAYS, default=list(WAYS))
     options = parser.parse_args()
     if importlib.util.find_spec("timm") is None:
         print("benchmarks/update.py needs timm: left out")
@@ -124,7 +125,7 @@ def main() -> None:
     for network_name in ["ResNet-18"] if options.quick else options.networks:
         name, last = NETWORKS[network_name]
         rows = []
-        for way in WAYS:
+        for way in options.ways:
             cost = apart(measure, name, last, way, size, options.batch)
             ratio = f"{cost.learning / cost.plain:.2f}"
             rows.append([way, ratio, f"{cost.peak / 1e9:.1f}", f"{cost.state / 1e6:.0f}"])

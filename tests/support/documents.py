@@ -48,6 +48,8 @@ def possible(words):
     program, *rest = words
     if program == "make":
         subprocess.run(["make", "--dry-run", "--directory", ROOT, *rest], check=True, capture_output=True)
+    elif program == "python" and rest[0] == "-m":
+        assert (ROOT / rest[1].replace(".", "/")).with_suffix(".py").is_file(), f"there is no {rest[1]}"
     elif program == "python":
         assert (ROOT / rest[0]).is_file(), f"there is no {rest[0]}"
         unknown = [word for word in rest if word.startswith("--") and word not in (ROOT / rest[0]).read_text()]
