@@ -147,6 +147,9 @@ def main() -> None:
     if options.draw is not None:
         draw(options.files, options.draw)
         return
+    if options.data is None:
+        print("benchmarks/depth.py needs --data: left out")
+        return
     data = read(options.data)
     found = load_backbone(options.backbone, weights=options.weights)
     preprocess = found.preprocess

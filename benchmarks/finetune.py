@@ -168,6 +168,8 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     if options.draw is not None:
         draw(options.files, options.draw)
+    elif options.data is None or options.out is None:
+        print("benchmarks/finetune.py needs --data and --out: left out")
     else:
         measure(options)
 
