@@ -5,9 +5,9 @@
 Every interrupted command must end with exit code 130, one line, and a directory that the same command can go on with.
 """
 
+import contextlib
 import os
 import random
-import select
 import signal
 import subprocess
 import sys
@@ -32,7 +32,8 @@ def update(model: Path, data: Path, seconds: float) -> tuple[int, str, float]:
         assert process.stdout.readline() == "ready\n"
         start = time.perf_counter()
         time.sleep(0.005)  # the handler is set
-        select.select([process.stdout], [], [], seconds)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(seconds)
         process.send_signal(signal.SIGINT)
         _, told = process.communicate()
         return process.returncode, told, time.perf_counter() - start

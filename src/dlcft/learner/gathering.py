@@ -38,16 +38,16 @@ def gathered_samples(samples: Samples, *, shares: bool) -> Gathered:
     """
     with workers.together():
         own = samples.fingerprint() if len(samples) else ""
-    if workers.count() == 1 or not shares:
-        if len(set(workers.gathered(own))) > 1:
-            raise ValueError(
-                "the workers were given different data; give all the same, or to each its part: shares=True."
-            )
-        return Gathered(samples, False, len(samples), list(samples.labels), own)
     found = workers.gathered((len(samples), sorted(set(samples.labels), key=str), own))
     total = sum(length for length, _, _ in found)
     if not total:
         raise ValueError("no worker has a sample; at least one is needed.")
+    if workers.count() == 1 or not shares:
+        if len({name for _, _, name in found}) > 1:
+            raise ValueError(
+                "the workers were given different data; give all the same, or to each its part: shares=True."
+            )
+        return Gathered(samples, False, len(samples), list(samples.labels), own)
     labels = [label for _, names, _ in found for label in names]
     text = "+".join(name for _, _, name in found).encode()
     return Gathered(samples, True, total, labels, hashlib.blake2b(text, digest_size=16).hexdigest())

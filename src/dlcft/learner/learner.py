@@ -504,6 +504,7 @@ class Learner:
                 f"the backbone's weights are not those that {store.directory} was learned on; give the same network."
             )
         refuse_unimported([header["recipe"], header["parts"]], store.directory)
+        find_device(device)  # a mistake of the caller, not of what was saved
         with as_written(store.directory):
             preprocess = None if header["preprocess"] is None else Preprocess.from_dict(header["preprocess"])
             learner = cls(
