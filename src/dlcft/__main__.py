@@ -15,14 +15,22 @@ def main() -> None:
     """Run the command line."""
     signal.signal(signal.SIGINT, _interrupt)
     sys.unraisablehook = _unraisable
+    code: Any = 0
     try:
         from dlcft.cli import main as run
 
         run()
     except KeyboardInterrupt:
         _leave()
+    except SystemExit as stopped:
+        code = stopped.code or 0
     finally:  # nothing is left that could be interrupted
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if "torch.distributed" in sys.modules and "RANK" in os.environ:  # its threads may end Python with an abort
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

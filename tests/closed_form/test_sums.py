@@ -478,3 +478,17 @@ def test_the_span_of_few_samples_is_enough():
     assert thin.vectors.shape == (300, 39)
     assert torch.allclose(thin.gcv(RIDGES), full.gcv(RIDGES), rtol=1e-8)
     assert_close(thin.solve(0.1), full.solve(0.1))
+
+
+def test_forgetting_samples_that_drown_the_others_is_refused():
+    """A float32 network would leave their rounding where the others' features are."""
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(200, 20, generator=generator)
+    huge = 1e5 * torch.randn(4, 20, generator=generator)
+    labels = torch.arange(200) % 4
+    kept = RidgeSums.empty(20).add(features, labels)
+    both = kept.add(huge, labels[:4])
+    with pytest.raises(ValueError, match="20 of 20 features vary less, over the samples that stay, than the rounding"):
+        both.minus(RidgeSums.empty(20).add(huge, labels[:4]))
+    left = kept.add(10 * huge / 1e5, labels[:4]).minus(RidgeSums.empty(20).add(10 * huge / 1e5, labels[:4]))
+    torch.testing.assert_close(left.gram, kept.gram)

@@ -23,7 +23,7 @@ STEPS = 4 * 6  # of a task: four epochs over 24 images
 
 def worker(kills: int, seed: int, words: list[str]) -> None:
     """One worker: a command, in which it or the other one dies at a random step, as long as there are kills left."""
-    from dlcft.cli import main as dlcft
+    from dlcft.__main__ import main as dlcft
     from dlcft.learner import train
 
     train.PROGRESS_SECONDS = 0.0  # after every step
@@ -39,12 +39,14 @@ def worker(kills: int, seed: int, words: list[str]) -> None:
         return done[-1]
 
     train.Run._step = deadly
-    dlcft(words)
+    sys.argv = ["dlcft", *words]
+    dlcft()
 
 
 def update(model: Path, data: Path, kills: int, seed: int) -> str:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [*torchrun, "--max-restarts", str(kills), "-m", "tests.support.killed_workers", "worker"]
+    restarts = str(kills + 5)  # gloo itself may abort a process that ends
+    command = [*torchrun, "--max-restarts", restarts, "-m", "tests.support.killed_workers", "worker"]
     command += [str(kills), str(seed), "update", "--model", str(model), "--data", str(data), *OPTIONS]
     done = subprocess.run(
         command, capture_output=True, text=True, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"}

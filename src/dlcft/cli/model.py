@@ -25,6 +25,7 @@ from dlcft.cli.opening import (
     store_to_update,
     unbound,
 )
+from dlcft.cli.workers import started_again
 from dlcft.pages import in_bytes, in_seconds
 
 if TYPE_CHECKING:
@@ -343,6 +344,9 @@ def _refuse_learned(learner: Learner, samples: Samples, data: Path, model: Path)
         return
     forgotten = any(isinstance(record, Forgotten) and record.task > task for record in learner.history)
     since = ", and forgotten some samples since" if forgotten else ""
+    if started_again():
+        say(f"{model} has learned {data} as task {task + 1}, before a worker was started again.")
+        raise SystemExit(0)
     raise ValueError(f"{model} has learned {data} as task {task + 1} already{since}; --again learns it once more.")
 
 

@@ -51,5 +51,10 @@ def is_first() -> bool:
     return not _several() or os.environ["RANK"] == "0"
 
 
+def started_again() -> bool:
+    """Whether torchrun has started this command anew, after a worker had died: perhaps after the commit."""
+    return _several() and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+
+
 def _several() -> bool:
     return int(os.environ.get("WORLD_SIZE") or 1) > 1 and "RANK" in os.environ

@@ -212,7 +212,10 @@ def find_activations(backbone: nn.Module, x: Input, features: int) -> list[Activ
             log.info("%s: its rows cannot be assigned to samples; it gives no features", layer)
     activations = [one for one in found.values() if one is not None]
     if not activations:
-        raise ValueError("the network has no convolution or linear layer that gets one row or more for each sample.")
+        raise ValueError(
+            "the network has no convolution or linear layer that gets one row or more for each sample; with "
+            "depth_features=0 its own features alone are learned."
+        )
     return share_out(features, activations)
 
 

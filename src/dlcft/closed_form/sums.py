@@ -38,6 +38,8 @@ EIGEN_LIMIT = 1500  # with more features, an eigendecomposition takes too long
 _COARSE = 800  # about how many features give the first guess of a ridge then
 _REMOVED = 4  # as many times the weight that is left may be subtracted without a trace in `rounding`
 _TRACE = 64  # roundings of a feature's sum of squares: what subtracted samples may leave of it
+_DROWNED = 1e-3  # of the median variance of a feature: more is no trace of what was subtracted
+_DROWNED_SHARE = 0.01  # of the features
 _NEGATIVE = 1e-4  # a negative variance beyond this share of a sample's ‖φ‖² is an error, not rounding
 _ROUNDING = 1e-9  # a difference of sums, relative to the sum before, below which it is zero
 
@@ -191,13 +193,23 @@ class RidgeSums:
         """The sums with features that vary by rounding alone made constant: only what was subtracted had varied there.
 
         Otherwise such a feature would be standardised like others, and count among those whose median σ is the least.
+
+        Raises:
+            ValueError: when many features that do vary cannot be told from that rounding.
         """
         each = gone.gram.diagonal().to(before) / math.sqrt(max(1, gone.samples))  # roundings differ in sign
         rounding = torch.maximum(_TRACE * self.epsilon * each, _ROUNDING * before)
         total, size = self.class_sums.sum(0), self.gram.diagonal()
-        still = size - total.square() / self.weight <= rounding
+        spread = size - total.square() / self.weight
+        still = spread <= rounding
         if not still.any():
             return self
+        drowned = int((still & (spread > _DROWNED * spread.median())).sum())
+        if drowned > _DROWNED_SHARE * self.features:
+            raise ValueError(
+                f"{drowned} of {self.features} features vary less, over the samples that stay, than the rounding of "
+                "those to forget, which are far larger; they would be lost: learn the samples that stay anew."
+            )
         value = torch.where(size > rounding, total / self.weight, 0)[still]
         class_sums, gram = self.class_sums.clone(), self.gram.clone()
         class_sums[:, still] = torch.outer(self.counts, value)

@@ -14,6 +14,7 @@ from typing import Any, TextIO
 
 from dlcft.data.arrays import read_npy, read_npz
 from dlcft.data.images import EXTENSIONS
+from dlcft.data.labels import label_name
 
 _SPLITS = {"train", "training", "val", "valid", "validation", "test"}
 
@@ -105,6 +106,8 @@ def read_table(path: Path, columns: tuple[str, ...]) -> tuple[list[Any], ...]:
             if not value:
                 raise ValueError(f"{place} has no {name}; every line needs one.")
             values.append(path.parent / value if name == "path" else value)
+            if name == "label":
+                _check_label(value, place)
         if columns[0] == "path" and not os.path.isfile(found[0][-1]):  # Path.is_file fails for a null character
             raise ValueError(f"{place} names {row['path']!r}, which is no regular file; give the path of an image.")
     if not found[0]:
@@ -116,6 +119,13 @@ def at_home(path: str | os.PathLike[str]) -> Path:
     """A path in which `~/` is the home folder; other names may begin with `~` as they like."""
     path = Path(path)
     return path.expanduser() if path.parts[:1] == ("~",) else path
+
+
+def _check_label(value: str, place: str) -> None:
+    try:
+        label_name(value)
+    except ValueError as error:
+        raise ValueError(f"{place}: {error}") from error
 
 
 def existing(path: str | Path) -> Path:
