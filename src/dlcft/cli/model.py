@@ -413,12 +413,8 @@ def _write_page(done: Update, learner: Learner, model: Path, page: Path | None) 
     try:
         text = to_html(done, model=home.name, origin=[(name, value) for name, value in origin if value])
         write_text(place, text.encode(errors="backslashreplace").decode())  # a file's name may be of any bytes
-    except (
-        *FAILURES,
-        ArithmeticError,
-        AttributeError,
-        LookupError,
-    ) as error:  # the update is committed: no page may make it look failed
+    # the update is committed: no page may make it look failed
+    except (*FAILURES, ArithmeticError, AttributeError, LookupError) as error:
         warn(f"the page {place} could not be written ({getattr(error, 'strerror', None) or error}).")
         return None
     return str(place)
