@@ -182,7 +182,7 @@ def going_on() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as error:
-        later = "a training goes on from what was noted last (every 20 seconds) by the same command"
+        later = "the same command goes on from what was noted last (every 20 seconds), or says that all was learned"
         raise KeyboardInterrupt(later) from error
 
 
