@@ -143,7 +143,10 @@ class RidgeSums:
 
     def over_workers(self, classes: int) -> RidgeSums:
         """The sums of the data of all workers, on each of them; `classes` is how many all of them know."""
-        sums = self.grow(max(classes, self.classes)).to(self.gram, copy=True)
+        sums = self.grow(max(classes, self.classes))
+        if workers.count() == 1:
+            return sums
+        sums = sums.to(self.gram, copy=True)
         workers.add_up([sums.counts, sums.class_sums, sums.gram])
         facts = workers.gathered((self.samples, self.epsilon, self.removed))
         samples, epsilons, removed = zip(*facts, strict=True)
