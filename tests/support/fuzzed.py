@@ -13,6 +13,7 @@ import random
 import resource
 import struct
 import sys
+import tarfile
 import tempfile
 import warnings
 import zipfile
@@ -54,6 +55,9 @@ def write_files(folder: Path) -> dict[Path, object]:
     torch.save({"a.weight": torch.randn(3, 4)}, folder / "old.pth", _use_new_zipfile_serialization=False)
     (folder / "t10k-images-idx3-ubyte").write_bytes(struct.pack(">4B3I", 0, 0, 8, 3, 5, 8, 8) + X[..., 0].tobytes())
     (folder / "batch").write_bytes(_pickled())
+    with tarfile.open(folder / "shard.tar", "w") as tar:
+        tar.add(folder / "photo.png", "cat/1.png")
+        tar.add(folder / "photo.jpg", "cat/" + 120 * "2" + ".jpg")
     readers[folder / "x.npy"] = lambda path: np.array(read_inputs(path))
     readers[folder / "stored.npz"] = readers[folder / "packed.npz"] = _labelled
     readers[folder / "parts.npz"] = arrays.npz
@@ -62,6 +66,7 @@ def write_files(folder: Path) -> dict[Path, object]:
         readers[folder / name] = read_weights
     readers[folder / "t10k-images-idx3-ubyte"] = lambda path: arrays._read_idx(path, 3)
     readers[folder / "batch"] = _read_pickle
+    readers[folder / "shard.tar"] = lambda path: Samples(path).fetch(torch.tensor([0]))
     return readers
 
 

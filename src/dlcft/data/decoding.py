@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 import struct
+import tarfile
 import tokenize
 import warnings
 import zipfile
@@ -15,11 +16,11 @@ from pathlib import Path
 
 import safetensors
 
-# raised by Pillow, numpy, zipfile, csv, pickle, safetensors and torch for broken, cut and forged files
+# raised by Pillow, numpy, zipfile, tarfile, csv, pickle, safetensors and torch for broken, cut and forged files
 BROKEN: tuple[type[Exception], ...] = (OSError, EOFError, MemoryError, RuntimeError, SyntaxError, AssertionError)
 BROKEN += (ArithmeticError, AttributeError, ImportError, LookupError, TypeError, ValueError)
 BROKEN += (struct.error, tokenize.TokenError, zipfile.BadZipFile, zlib.error, pickle.UnpicklingError)
-BROKEN += (safetensors.SafetensorError,)
+BROKEN += (tarfile.TarError, safetensors.SafetensorError)
 with contextlib.suppress(ImportError):  # Python can be built without it
     from lzma import LZMAError
 

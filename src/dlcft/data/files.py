@@ -15,15 +15,19 @@ from typing import Any, TextIO
 from dlcft.data.arrays import read_npy, read_npz
 from dlcft.data.images import EXTENSIONS
 from dlcft.data.labels import label_name
+from dlcft.data.shards import Shards, find_shards
 
 _SPLITS = {"train", "training", "val", "valid", "validation", "test"}
 
 
 def read_inputs(path: str | Path, *, text: bool = False) -> Any:
-    """The inputs in a folder of images, an image, a .csv, .npz or .npy file: paths of images, texts, or an array.
+    """The inputs in a folder of images, an image, .tar shards, a .csv, .npz or .npy file.
 
-    With `text`, a .csv file holds texts, and images are refused.
+    With `text`, a .csv or .tar file holds texts, and images are refused.
     """
+    path = existing(path)
+    if shards := find_shards(path):
+        return Shards(shards, text=text, labelled=False)
     path = _existing_of_kind(path, text)
     kind = path.suffix.lower()
     if path.is_dir():
@@ -36,11 +40,16 @@ def read_inputs(path: str | Path, *, text: bool = False) -> Any:
         return read_npz(path, labelled=False)[0]
     if kind == ".npy":
         return read_npy(path)
-    raise ValueError(f"cannot read inputs from {path}; give a folder of images, an image, a .csv, .npz or .npy file.")
+    accepted = "a folder of images, an image, .tar shards, a .csv, .npz or .npy file"
+    raise ValueError(f"cannot read inputs from {path}; give {accepted}.")
 
 
 def read_labelled(path: str | Path, *, text: bool = False) -> tuple[Any, Any]:
-    """Inputs and labels of an image folder, a .csv or an .npz file; with `text`, a .csv holds texts."""
+    """Inputs and labels of an image folder, .tar shards, a .csv or an .npz file; with `text`, a .csv holds texts."""
+    path = existing(path)
+    if files := find_shards(path):
+        shards = Shards(files, text=text)
+        return shards, shards.labels
     path = _existing_of_kind(path, text)
     if path.is_dir():
         return read_folder(path)
@@ -49,7 +58,7 @@ def read_labelled(path: str | Path, *, text: bool = False) -> tuple[Any, Any]:
         return inputs, labels
     if path.suffix.lower() == ".npz":
         return read_npz(path)
-    accepted = "a folder with one folder a class, a .csv or an .npz"
+    accepted = "a folder with one folder a class, .tar shards, a .csv or an .npz"
     raise ValueError(f"cannot read labelled data from {path}; give {accepted}.")
 
 

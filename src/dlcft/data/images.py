@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 EXTENSIONS = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+_WHOLE = f"give a whole one ({', '.join(EXTENSIONS)})"
 _FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")  # of others Pillow starts programs for some
 _CHANNELS = (1, 3, 4)  # grey, colour, colour with transparency
 _MODES = {"bilinear": "bilinear", "bicubic": "bicubic", "nearest": "nearest-exact"}
@@ -146,24 +147,29 @@ class UnitImages(Preprocess):
 
 def read_image(path: str | Path, channels: int | None = None) -> Tensor:
     """An image file as uint8, C × H × W, turned upright; in colour, or grey if `channels` is 1."""
+    if not Path(path).is_file():  # opening a pipe would wait for ever
+        raise ValueError(f"cannot read the image file {path} (it is no regular file); {_WHOLE}.")
+    return decode_image(path, f"the image file {path}", channels)
+
+
+def decode_image(file: str | Path | BinaryIO, name: str, channels: int | None = None) -> Tensor:
+    """As `read_image`, from a file that may be open; messages have its name."""
     from PIL import Image, ImageOps
 
-    with decoding(f"the image file {path}", f"give a whole one ({', '.join(EXTENSIONS)})"):
-        if not Path(path).is_file():  # opening a pipe would wait for ever
-            raise ValueError("it is no regular file")
+    with decoding(name, _WHOLE):
         try:
             Image.init()
-            file = Image.open(path, formats=[name for name in _FORMATS if name in Image.OPEN])
+            image = Image.open(file, formats=[name for name in _FORMATS if name in Image.OPEN])
         except Image.DecompressionBombError as error:
             raise ValueError(str(error)) from error
-        with file:
-            if file.width * file.height > most_pixels():
-                size = f"{file.width} × {file.height} pixels are more than {most_pixels():,}"
+        with image:
+            if image.width * image.height > most_pixels():
+                size = f"{image.width} × {image.height} pixels are more than {most_pixels():,}"
                 raise ValueError(f"{size}, the limit that the environment variable DLCFT_MOST_PIXELS sets")
             try:
-                upright = ImageOps.exif_transpose(file)
+                upright = ImageOps.exif_transpose(image)
             except BROKEN:  # the pixels may be whole where the EXIF block is not
-                upright = file
+                upright = image
             return image_tensor(upright, "L" if channels == 1 else "RGB")
 
 

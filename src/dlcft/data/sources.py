@@ -15,13 +15,15 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from dlcft.data.files import existing, read_inputs
 from dlcft.data.images import Preprocess, image_tensor, is_pillow_image, most_pixels, read_image
+from dlcft.data.shards import Shards
 from dlcft.network.inputs import Input
 
 _HASHED = 64  # samples whose content a fingerprint covers
 Tokenizer = Callable[[list[str]], Any]  # texts to a network's inputs: a tensor, or a dict of tensors
 ACCEPTED_X = (
     "a tensor or numpy array, a tuple or dict of them, a list with one array or image file a sample, or the path of "
-    "an image folder, an image, a .csv, .npz or .npy file; with a tokenizer, a list of texts or a .csv of them"
+    "an image folder, an image, .tar shards, a .csv, .npz or .npy file; with a tokenizer, a list of texts or a .csv or "
+    ".tar of them"
 )
 
 
@@ -138,6 +140,25 @@ class Items(Source):
         return tree_map(lambda part: part[0], batch)  # type: ignore[no-any-return]
 
 
+class ShardItems(Items):
+    """Images or texts in .tar files."""
+
+    def __init__(self, shards: Shards, preprocess: Preprocess, tokenizer: Tokenizer | None) -> None:
+        super().__init__(
+            lambda index: shards.read(index, preprocess.channels), len(shards), preprocess, tokenizer=tokenizer
+        )
+        self._shards = shards
+
+    def raw(self, index: int) -> Any:
+        return self._shards.content(index)
+
+    def name(self, index: int) -> str:
+        return super().name(index) if self._texts else self._shards.name(index)
+
+    def describe(self, index: int) -> str:
+        return self._shards.name(index)
+
+
 class Part(Source):
     """The inputs of another source at these positions, which may repeat."""
 
@@ -164,6 +185,8 @@ def make_source(x: Any, preprocess: Preprocess, tokenizer: Tokenizer | None = No
     """The source for inputs in any form but a data set."""
     if isinstance(x, str | Path):
         x = read_inputs(x, text=tokenizer is not None)
+    if isinstance(x, Shards):
+        return ShardItems(x, preprocess, tokenizer)
     if isinstance(x, np.ndarray) and x.dtype.kind == "U":
         x = x.tolist()
     if tokenizer is not None and isinstance(x, list | tuple) and len(x) and all(isinstance(part, str) for part in x):
