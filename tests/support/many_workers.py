@@ -13,6 +13,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from dlcft import Learner
+from dlcft.learner import parts
 from dlcft.methods.recipes import RECIPES
 from dlcft.network import workers
 from tests.learner.test_learner import SMALL, backbone, data
@@ -79,6 +80,30 @@ def closed_forms():
         close(parted, same, 1e-10)
         torch.testing.assert_close(same.outputs(X)[:, :3], alone(method, tasks[:1]).outputs(X), atol=1e-6, rtol=1e-6)
         yield f"{method}: forgotten"
+
+
+def streams():
+    """Each takes its samples of a stream, or has one of its own; labels come late, and to some workers only."""
+    kept, parts.PART = parts.PART, 8
+    names = [f"{label}{place // 15}" for place, label in enumerate(Y.tolist())]
+    expected = alone("ridge", [(X, names)])
+    for own in (False, True):
+        learner = make("ridge")
+        mine = slice(workers.place(), None, workers.count() - 1) if own else slice(None)
+        last = workers.place() == workers.count() - 1
+        pairs = zip(X[mine], names[mine], strict=True)
+        learner.learn(None if own and last else pairs, progress=False, shares=own)
+        assert learner.history[0].samples == len(names)
+        assert len(set(map(tuple, workers.gathered(learner.labels())))) == 1
+        order = [learner.labels().index(label) for label in expected.labels()]
+        torch.testing.assert_close(learner.outputs(X)[:, order], expected.outputs(X), atol=1e-6, rtol=1e-6)
+        yield f"a stream{' for each' if own else ''}"
+    parts.PART = kept
+    learner = make("tangent", direction="principal")
+    learner.learn((X[workers.place() :: 2], Y[workers.place() :: 2]), progress=False, shares=True)
+    found = workers.gathered(learner.state()[0])
+    assert all(torch.equal(one[name], found[0][name]) for one in found for name in one)
+    yield "the same features everywhere"
 
 
 def trained():
@@ -153,7 +178,7 @@ def run(place, count, folder):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=place, world_size=count)
     done = []
-    for laws in (closed_forms(), trained(), answers(), saving(Path(folder)), failures()):
+    for laws in (closed_forms(), streams(), trained(), answers(), saving(Path(folder)), failures()):
         done += list(laws)
     dist.barrier()
     if place == 0:

@@ -235,7 +235,7 @@ class RidgeSums:
 
     def rearranged(self, places: Sequence[int]) -> RidgeSums:
         """The sums with class i moved to position `places[i]`; positions in between are empty classes."""
-        order = torch.tensor(list(places), device=self.counts.device)
+        order = torch.tensor(list(places), dtype=torch.long, device=self.counts.device)
         if len(order) != self.classes or len(set(places)) != len(order) or min(places, default=0) < 0:
             raise ValueError(
                 f"places are {list(places)}; {self.classes} different ones are needed, one for each class."

@@ -5,27 +5,33 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset, default_collate
-from torch.utils.data.sampler import BatchSampler, RandomSampler, SequentialSampler, SubsetRandomSampler
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
+from dlcft.data.datasets import (
+    Rows,
+    dataset_labels,
+    dataset_of,
+    dataset_source,
+    is_pair,
+    is_table,
+    split_sample,
+    unlabelled,
+)
 from dlcft.data.files import read_labelled
 from dlcft.data.images import Preprocess
-from dlcft.data.labels import label_name, label_names
+from dlcft.data.labels import label_names
 from dlcft.data.sources import ACCEPTED_X, Items, Part, Source, Tokenizer, fingerprint, make_source
 from dlcft.network import workers
 from dlcft.network.inputs import Input
 
-_LABEL_KEYS = ("label", "labels", "target", "targets", "y")
-_INPUT_KEYS = ("data", "image", "images", "input", "inputs", "x")  # a single input of such a name is passed without it
-_PASS = 64  # samples collated at a time when labels are collected
+_PASS = 64  # samples that are hashed at a time
 
 
 class Inputs:
@@ -51,9 +57,11 @@ class Inputs:
 
     def __init__(self, x: Any, *, preprocess: Preprocess | None = None, tokenizer: Tokenizer | None = None) -> None:
         preprocess = preprocess or Preprocess()
-        if isinstance(x, Dataset | DataLoader):
-            dataset, collate = _dataset_of(x)
-            self._source: Source = _dataset_source(dataset, collate, preprocess, tokenizer, _unlabelled)
+        if is_table(x):
+            x = Rows(x, text=tokenizer is not None, labelled=False)
+        if isinstance(x, Dataset | DataLoader | Rows):
+            dataset, collate = dataset_of(x)
+            self._source: Source = dataset_source(dataset, collate, preprocess, tokenizer, unlabelled)
         elif isinstance(x, Iterator):
             raise TypeError(f"x is a {type(x).__name__}, which can be read only once; give a list, {ACCEPTED_X}.")
         else:
@@ -162,6 +170,7 @@ class Batches:
         device: where batches go.
         dtype: of floats, if they are to be changed.
         own: whether other workers have other samples; otherwise all have the same, and each reads every n-th batch.
+        span: the positions that are read; all by default.
     """
 
     def __init__(
@@ -173,8 +182,11 @@ class Batches:
         *,
         dtype: torch.dtype | None = None,
         own: bool = False,
+        span: range | None = None,
     ) -> None:
         self.samples, self.y, self.size, self.device, self.dtype, self.own = samples, y, size, device, dtype, own
+        self.span = range(len(y)) if span is None else span
+        self.told: Callable[[int], None] | None = None  # how many samples `of_worker` has given
 
     def __iter__(self) -> Iterator[tuple[Input, Tensor]]:
         for indices in self._indices():
@@ -185,6 +197,8 @@ class Batches:
         parts = self._indices()
         for indices in parts if self.own else workers.share(parts):
             yield self._read(indices)
+            if self.told is not None:
+                self.told(len(indices))
 
     def with_gaps(self) -> Iterator[tuple[Input | None, Tensor]]:
         """All batches, without their inputs where another worker reads them; all are read if some worker has none."""
@@ -195,8 +209,17 @@ class Batches:
             else:
                 yield None, self.y[indices].to(self.device)
 
+    def parts(self, samples: int) -> Iterator[Batches]:
+        """The same batches in parts of about so many samples a worker, as many parts on every worker."""
+        length = max(1, samples // self.size) * self.size * (1 if self.own else workers.count())
+        number = max(workers.gathered(-(-len(self.y) // length)))
+        for start in range(0, number * length, length):
+            span = range(min(start, len(self.y)), min(start + length, len(self.y)))
+            kind: dict[str, Any] = {"dtype": self.dtype, "own": self.own, "span": span}
+            yield Batches(self.samples, self.y, self.size, self.device, **kind)
+
     def _indices(self) -> tuple[Tensor, ...]:
-        return torch.arange(len(self.y)).split(self.size) if len(self.y) else ()
+        return torch.arange(self.span.start, self.span.stop).split(self.size) if len(self.span) else ()
 
     def _read(self, indices: Tensor) -> tuple[Input, Tensor]:
         x = to_device(self.samples.fetch(indices), self.device, dtype=self.dtype)
@@ -219,121 +242,21 @@ def _labelled(data: Any, preprocess: Preprocess, tokenizer: Tokenizer | None) ->
     if isinstance(data, str | Path):
         data = read_labelled(data, text=tokenizer is not None)
     elif isinstance(data, Mapping):
-        data = _split(data)
-    elif isinstance(data, list) and len(data) and all(_is_pair(item) for item in data):
+        data = split_sample(data)
+    elif isinstance(data, list) and len(data) and all(is_pair(item) for item in data):
         items = Items(lambda index: data[index][0], len(data), preprocess, tokenizer=tokenizer)
         return items, [label for _, label in data]
     if isinstance(data, tuple | list) and len(data) == 2:
         return make_source(data[0], preprocess, tokenizer), data[1]
-    if isinstance(data, Dataset | DataLoader):
-        dataset, collate = _dataset_of(data)
+    if is_table(data):
+        data = Rows(data, text=tokenizer is not None)
+    if isinstance(data, Dataset | DataLoader | Rows):
+        dataset, collate = dataset_of(data)
         if collate is None and isinstance(dataset, TensorDataset) and len(dataset.tensors) == 2:
             return make_source(dataset.tensors[0], preprocess), dataset.tensors[1]
-        return _dataset_source(dataset, collate, preprocess, tokenizer, _split), _dataset_labels(dataset, collate)
+        return dataset_source(dataset, collate, preprocess, tokenizer, split_sample), dataset_labels(dataset, collate)
     once = ", which can be read only once" if isinstance(data, Iterator) else ""
     raise TypeError(
         f"data is a {type(data).__name__}{once}; give a pair (x, y) of tensors or arrays, a list of (input, label) "
-        "pairs, a map-style Dataset or DataLoader, or the path of an image folder, a .csv or an .npz file."
+        "pairs, a map-style Dataset or DataLoader, or the path of an image folder, .tar shards, a .csv or an .npz file."
     )
-
-
-def _is_pair(item: Any) -> bool:
-    """Whether it is an (input, label) pair of one sample, not a batch of inputs with their labels."""
-    if not isinstance(item, tuple) or len(item) != 2:
-        return False
-    label = item[1]
-    return isinstance(label, int | float | str | np.generic) or (isinstance(label, Tensor) and label.dim() == 0)
-
-
-def _split(item: Any) -> tuple[Any, Any]:
-    """The input and the label of a sample, or of a batch."""
-    if isinstance(item, tuple | list) and len(item) == 2:
-        return item[0], item[1]
-    if isinstance(item, Mapping):
-        keys = [key for key in item if key in _LABEL_KEYS]
-        rest = {key: value for key, value in item.items() if key not in _LABEL_KEYS}
-        if len(keys) == 1 and rest:
-            alone = next(iter(rest))
-            return rest[alone] if len(rest) == 1 and alone in _INPUT_KEYS else rest, item[keys[0]]
-        raise ValueError(f"a dict has the keys {list(item)}; inputs and one of {', '.join(_LABEL_KEYS)} are needed.")
-    length = f" of {len(item)}" if isinstance(item, tuple | list) else ""
-    raise TypeError(f"a sample is a {type(item).__name__}{length}; pairs (input, label) are needed.")
-
-
-def _unlabelled(item: Any) -> tuple[Any, Any]:
-    """As `_split`, with None for a label that is not there."""
-    labelled = any(key in _LABEL_KEYS for key in item) if isinstance(item, Mapping) else _is_pair(item)
-    return _split(item) if labelled else (item, None)
-
-
-def _dataset_of(data: Any) -> tuple[Any, Callable[[list[Any]], Any] | None]:
-    """The data set of a data set or loader, and the loader's collate function unless it is the default."""
-    dataset, collate = (data.dataset, data.collate_fn) if isinstance(data, DataLoader) else (data, default_collate)
-    if isinstance(dataset, IterableDataset) or not isinstance(dataset, Sized):
-        raise TypeError(
-            f"data is a {type(dataset).__name__} without an index or a length; give a map-style Dataset, or read it "
-            "into tensors (x, y), a list of (input, label) pairs or an .npz file."
-        )
-    if isinstance(data, DataLoader):
-        dataset = _drawn(data)
-    return dataset, None if collate is default_collate else collate
-
-
-def _drawn(loader: DataLoader[Any]) -> Any:
-    """The data set of a loader that draws every sample once."""
-    dataset, sampler, by_batch = loader.dataset, loader.sampler, loader.batch_sampler
-    if by_batch is None:
-        raise ValueError("the DataLoader has batch_size=None and makes no batches; give its dataset.")
-    if isinstance(sampler, SubsetRandomSampler):
-        return Subset(dataset, list(sampler.indices))
-    once = isinstance(sampler, SequentialSampler) or (isinstance(sampler, RandomSampler) and not sampler.replacement)
-    if type(by_batch) is not BatchSampler or not once or len(sampler) != len(dataset):  # type: ignore[arg-type]
-        kind = type(sampler if type(by_batch) is BatchSampler else by_batch).__name__
-        raise ValueError(f"the DataLoader draws by a {kind}; give its dataset, or a Subset of it.")
-    return dataset
-
-
-def _dataset_source(
-    dataset: Any,
-    collate: Callable[[list[Any]], Any] | None,
-    preprocess: Preprocess,
-    tokenizer: Tokenizer | None,
-    split: Callable[[Any], tuple[Any, Any]],
-) -> Source:
-    if collate is None:
-        return Items(lambda index: split(dataset[index])[0], len(dataset), preprocess, tokenizer=tokenizer)
-    return Items(dataset.__getitem__, len(dataset), preprocess, collate=lambda items: split(collate(items))[0])
-
-
-def _dataset_labels(dataset: Any, collate: Callable[[list[Any]], Any] | None) -> list[Any]:
-    """The labels of a data set: the listed ones if they agree with its first and last sample, else read one by one."""
-    if collate is not None:
-        parts = [range(len(dataset))[start : start + _PASS] for start in range(0, len(dataset), _PASS)]
-        return [label for part in parts for label in label_names(_split(collate([dataset[i] for i in part]))[1])]
-    listed = _listed_labels(dataset)
-    if listed:
-        ends = sorted({0, len(dataset) - 1})
-        if [label_name(listed[i]) for i in ends] == [label_name(_split(dataset[i])[1]) for i in ends]:
-            return listed
-    return [_split(dataset[index])[1] for index in range(len(dataset))]
-
-
-def _listed_labels(dataset: Any) -> list[Any] | None:
-    """The labels that a data set lists, found without reading its inputs; None if it lists none."""
-    if isinstance(dataset, Subset):
-        listed = _listed_labels(dataset.dataset)
-        return None if listed is None else [listed[int(index)] for index in dataset.indices]
-    if isinstance(dataset, ConcatDataset):
-        parts = [_listed_labels(part) for part in dataset.datasets]
-        return None if any(part is None for part in parts) else [label for part in parts for label in part or ()]
-    if isinstance(dataset, TensorDataset) and len(dataset.tensors) == 2:
-        return list(label_names(dataset.tensors[1]))
-    if getattr(dataset, "target_transform", None) is not None:
-        return None
-    for listed in (getattr(dataset, name, None) for name in ("targets", "labels")):
-        if isinstance(listed, Tensor | np.ndarray | list | tuple) and len(listed) == len(dataset) > 0:
-            return list(listed)
-    listed = getattr(dataset, "samples", None)
-    if isinstance(listed, list) and len(listed) == len(dataset) > 0 and all(_is_pair(sample) for sample in listed):
-        return [label for _, label in listed]
-    return None

@@ -136,6 +136,10 @@ class Builder:
 
     def build(self, samples: Samples) -> Classifier:
         """The classifier, from a look at the first samples."""
+        return self.build_on(self.look_at(samples))
+
+    def look_at(self, samples: Samples) -> Tensor:
+        """The backbone's features of some samples, and a look at the activations: see `build_on` and `look`."""
         model = self.recipe.model
         principal = isinstance(model, Features) and model.tangent_features and model.direction == "principal"
         some = torch.linspace(0, len(samples) - 1, min(_DIRECTION_SAMPLES if principal else 1, len(samples))).long()
@@ -143,7 +147,7 @@ class Builder:
         z = torch.cat([self.features(x) for x in parts])
         if isinstance(model, Features) and model.depth_features:
             self.look(to_device(samples.fetch(torch.arange(min(3, len(samples)))), self.device, dtype=self.dtype))
-        return self.build_on(z)
+        return z
 
     def look(self, x: Input) -> None:
         """Find the activations that depth features are taken of; a few samples show their shapes."""

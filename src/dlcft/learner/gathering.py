@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dlcft.data.labels import Label
 from dlcft.data.samples import Samples
+from dlcft.data.streams import Stream
 from dlcft.network import workers
+
+LOOK = 256  # samples of a stream that tell which it is, and from which the features are made
 
 
 @dataclass(frozen=True)
@@ -21,6 +24,7 @@ class Gathered:
         total: how many all have together.
         labels: of these; each at least once.
         fingerprint: of all of them.
+        stream: where they come from, if they are read once; then all of the above are of its first samples.
     """
 
     samples: Samples
@@ -28,6 +32,18 @@ class Gathered:
     total: int
     labels: list[Label]
     fingerprint: str
+    stream: Stream | None = None
+
+
+def gathered_stream(stream: Stream) -> Gathered:
+    """What all workers have of their streams, by a look at the first samples.
+
+    Raises:
+        ValueError: when all are empty.
+    """
+    with workers.together():
+        first = stream.first(LOOK)
+    return replace(gathered_samples(first, shares=True), own=True, stream=stream)
 
 
 def gathered_samples(samples: Samples, *, shares: bool) -> Gathered:

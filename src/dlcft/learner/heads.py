@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from dlcft.data.labels import Label, Labels
 from dlcft.methods.settings import Scenario
+from dlcft.network import workers
 
 HEAD = "main"  # the only head, but in task-IL
 
@@ -66,3 +67,25 @@ class Heads:
         if new and len(labels) and self.new_labels == "error":
             raise ValueError(f"label {new[0]!r} is new; with new_labels='error' only {labels.names[:10]} are accepted.")
         return labels.append(new)
+
+
+class Settling:
+    """Makes a head's outputs for labels that a stream shows: see `methods.base.Settle`.
+
+    Args:
+        heads: the learner's.
+        head: the one that learns.
+        grow: gives a head its labels.
+    """
+
+    def __init__(self, heads: Heads, head: str, grow: Callable[[str, Labels], None]) -> None:
+        self._heads, self._head, self._grow = heads, head, grow
+
+    def __call__(self, labels: Sequence[Label]) -> list[int]:
+        everywhere = [label for found in workers.gathered(list(labels)) for label in found]
+        extended = self._heads.extended(self._head, everywhere)
+        self._grow(self._head, extended)
+        return extended.indices(labels).tolist()
+
+    def known(self) -> list[Label]:
+        return self._heads.of(self._head).names

@@ -21,15 +21,17 @@ from dlcft.data.images import Preprocess
 from dlcft.data.labels import Label, Labels
 from dlcft.data.samples import Batches, Inputs, Samples, to_device
 from dlcft.data.sources import Tokenizer
+from dlcft.data.streams import Stream, StreamBatches, is_stream
 from dlcft.learner.adopt import centred_head, check_last, fitted_scale, margin_scale, split_head
 from dlcft.learner.build import Builder, as_given, find_device, fingerprint, without_normalising
 from dlcft.learner.display import Report, reporter
-from dlcft.learner.gathering import Gathered, gathered_samples
+from dlcft.learner.gathering import Gathered, gathered_samples, gathered_stream
 from dlcft.learner.gathering import fingerprint as fingerprint_of
-from dlcft.learner.heads import HEAD, Heads
+from dlcft.learner.heads import HEAD, Heads, Settling
+from dlcft.learner.notes import ProgressNotes
 from dlcft.learner.records import Adopted, Forgotten, Learned, Record, read_record
 from dlcft.learner.state import as_written, check_current, read_learner, refuse_unimported, write_learner
-from dlcft.learner.train import ProgressNotes, TrainingLoop, augmented, seeded
+from dlcft.learner.train import TrainingLoop, augmented, seeded
 from dlcft.methods.base import Method, Task, joined_states, split_states
 from dlcft.methods.recipes import RECIPES, Recipe, named_recipe, own_recipe
 from dlcft.methods.settings import SCENARIOS, Features, Scenario
@@ -245,7 +247,8 @@ class Learner:
         and learn the same data again: it continues where it was, and ends as it would have ended.
 
         Args:
-            data: see `Samples`.
+            data: see `Samples`. For closed-form methods also a stream, which is read once: an iterator of (input,
+                label) pairs, an `IterableDataset` of torch or of Hugging Face.
             head: the task's name in "task-il"; not given otherwise.
             progress: a function to call, or whether to show a line on a terminal.
             resume: False to begin anew where a run was interrupted.
@@ -258,7 +261,10 @@ class Learner:
         """
         if shares and not self.recipe.closed_form:
             raise ValueError("shares=True is for closed-form methods; for others give all workers the same data.")
-        self._learn({self._heads.to_learn(head): self._gathered(data, shares)}, progress, resume)
+        name = self._heads.to_learn(head)
+        streams = any(workers.gathered(is_stream(data)))
+        given = self._stream_of(data, shares) if streams else self._gathered(data, shares)
+        self._learn({name: given}, progress, resume)
 
     def learn_jointly(self, tasks: Mapping[str, Any], *, progress: bool | Report = True) -> None:
         """Learn several tasks at once, each on its own head: the upper bound of "task-il".
@@ -575,6 +581,15 @@ class Learner:
             samples = Samples.none() if data is None and shares else self.samples(data)
         return gathered_samples(samples, shares=shares)
 
+    def _stream_of(self, data: Any, shares: bool) -> Gathered:
+        if not self.recipe.closed_form or (self.tasks == 0 and self._builder.first is not None):
+            raise ValueError(
+                f"data is a {type(data).__name__}, which is read once, and this method reads its data several times; "
+                "closed-form methods with start='pretrained', such as 'dlcft-exact', learn from it."
+            )
+        reading: dict[str, Any] = {"preprocess": self._reading, "tokenizer": self.tokenizer}
+        return gathered_stream(Stream(() if data is None else data, shares=shares, **reading))
+
     def _learn(self, tasks: dict[str, Gathered], progress: bool | Report, resume: bool) -> None:
         labels = {head: self._heads.extended(head, given.labels) for head, given in tasks.items()}
         with ExitStack() as held:
@@ -612,22 +627,20 @@ class Learner:
         loop = TrainingLoop(self._model, self.method, settings, streams, self.tasks, reporter(progress), **options)
         loop.started = started
         self.method.learn(todo, loop)
-        count, training = sum(given.total for given in tasks.values()), seconds + loop.seconds
+        totals = [t.batches.total if isinstance(t.batches, StreamBatches) else t.samples for t in todo]
+        count, training = sum(totals), seconds + loop.seconds
         remembering = time.perf_counter() - began - training
         curve, increase = curve + loop.curve, self.method.increase
         return Learned(self.tasks, [*tasks], count, data, curve, increase, training, remembering)
 
     def _build(self, samples: Samples) -> Classifier:
-        """The classifier, from a look at the first samples; a worker without any is told what others have seen."""
+        """The classifier, from a look at the first samples of the first worker that has any."""
         with workers.together():
-            built = self._builder.build(samples) if len(samples) else None
-        looks = workers.gathered((self._builder.width, self._builder.activations))
-        if built is not None:
-            return built
-        width, self._builder.activations = next(look for look in looks if look[0] is not None)
-        assert width is not None
-        self._builder.width = width
-        return self._builder.build_on(torch.zeros(2, width).to(self.device, self._builder.dtype))
+            z = self._builder.look_at(samples) if len(samples) else None
+        looks = workers.gathered((None if z is None else z.cpu(), self._builder.activations))
+        seen, self._builder.activations = next(look for look in looks if look[0] is not None)
+        assert seen is not None
+        return self._builder.build_on(seen.to(self.device))
 
     def _train_start(
         self, tasks: dict[str, Gathered], labels: dict[str, Labels], report: Report, options: dict[str, Any]
@@ -700,7 +713,12 @@ class Learner:
         return Batches(samples, y, size, self.device, dtype=self._builder.dtype, own=own)
 
     def _task(self, head: str, given: Gathered, labels: Labels) -> Task:
-        y, size = labels.indices(given.samples.labels), self.recipe.training.batch_size
+        size = self.recipe.training.batch_size
+        if given.stream is not None:
+            streamed = StreamBatches(given.stream, size, self.device, self._builder.dtype)
+            settle = Settling(self._heads, head, self._grow)
+            return Task(self.model, head, self.loss, streamed, 0, self._augment, self._stream, settle=settle)
+        y = labels.indices(given.samples.labels)
         batches = self._batches(given.samples, y, size, own=given.own)
         return Task(self.model, head, self.loss, batches, given.total, self._augment, self._stream)
 

@@ -6,11 +6,12 @@ it would have ended.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -23,19 +24,16 @@ from dlcft.data.augment import Augmentation
 from dlcft.data.samples import Batches, to_device
 from dlcft.learner.display import Progress, Report
 from dlcft.learner.head import head_matrix, solve_trained, start_from_ridge
-from dlcft.learner.state import as_written
-from dlcft.methods.base import Batch, Method, Task, joined_states, split_states
+from dlcft.learner.notes import ProgressNotes
+from dlcft.learner.parts import Parts
+from dlcft.methods.base import Batch, Method, Task
 from dlcft.methods.settings import Reading, Training
 from dlcft.network import workers
 from dlcft.network.classifier import Classifier
 from dlcft.network.inputs import Input, reference
 from dlcft.network.linearize import Linearized
-from dlcft.store.files import CheckpointError
-from dlcft.store.store import Store
 
 log = logging.getLogger("dlcft")
-
-PROGRESS_SECONDS = 20.0  # how often progress inside a task is noted
 
 Tensors = dict[str, Tensor]
 Streams = Callable[[str], torch.Generator]
@@ -252,49 +250,6 @@ class Run:
             group["lr"] = share * (self.settings.lr if self.position.lr is None else self.position.lr)
 
 
-class ProgressNotes:
-    """Notes of a training run, to continue it after a kill.
-
-    Args:
-        store: where they are written.
-        data: the fingerprint of the task's data.
-    """
-
-    def __init__(self, store: Store, data: str) -> None:
-        self.store, self.data = store, data
-        self._last = time.monotonic()
-
-    def resume(self, run: Run) -> None:
-        """Bring a run to its last note, if there is one.
-
-        Raises:
-            CheckpointError: when that is of a run on other data.
-        """
-        found = self.store.load_progress()
-        if found is None:
-            return
-        tensors, header = found
-        if header.get("data") != self.data:
-            raise CheckpointError(
-                f"{self.store.directory} holds an interrupted run on other data; learn that data again to continue it, "
-                "or begin anew: resume=False, dlcft update --restart."
-            )
-        with as_written(self.store.directory):
-            parts = split_states(tensors, header["parts"])
-            run.model.load_state_dict(parts["model"][0], strict=False)
-            run.load_state(*parts["training"])
-            if run.method.gathers:
-                run.method.load_state(*parts["method"], run.model)
-
-    def write(self, run: Run, *, now: bool) -> None:
-        """Note the run's position: now, or if the last note is `PROGRESS_SECONDS` old."""
-        if workers.place() == 0 and (now or time.monotonic() - self._last >= PROGRESS_SECONDS):
-            gathered = run.method if run.method.gathers else None
-            tensors, parts = joined_states(model=run.model, training=run, method=gathered)
-            self.store.save_progress(tensors, {"data": self.data, "parts": parts})
-            self._last = time.monotonic()
-
-
 @dataclass
 class TrainingLoop:
     """The loop that a method is given: see `methods.Loop`.
@@ -313,6 +268,7 @@ class TrainingLoop:
         curve: the mean objective of every epoch, once trained.
         seconds: of starting the heads and training.
         origins: `head_matrix` of each head before the task.
+        gathering: how far a closed-form method has gathered its sums.
     """
 
     model: Classifier
@@ -328,6 +284,7 @@ class TrainingLoop:
     curve: list[float] = field(default_factory=list)
     seconds: float = 0.0
     origins: Tensors = field(default_factory=dict)
+    gathering: Parts | None = None
 
     @property
     def first(self) -> bool:
@@ -361,16 +318,32 @@ class TrainingLoop:
         if self.notes is None:
             self.curve = run.to_end(self.report, self.number)
         else:
-            notes = self.notes
-            notes.resume(run)
-            self.curve = run.to_end(self.report, self.number, lambda: notes.write(run, now=False))
-            notes.write(run, now=True)  # before the memory is made, which may take as long as an epoch
+            self._go_on(run, self.notes)
+            parts: dict[str, Any] = {"model": self.model, "training": run}
+            parts |= {"method": self.method} if self.method.gathers else {}
+            note = functools.partial(self.notes.write, **parts)
+            self.curve = run.to_end(self.report, self.number, note)
+            note(now=True)  # before the memory is made, which may take as long as an epoch
         for task in tasks:
             # through a strict model's head ψ acts by W0, which is fixed
             if isinstance(task.loss, ScaledMSE) and self._training.head_end == "ridge" and not self.model.strict:
                 origin, past = self.origins[task.head], self.method.past_of_head(task)
                 solve_trained(task, task.loss.scale, origin, past, keep=not self.method.refits_heads)
         self.seconds += time.perf_counter() - started
+
+    def parts(self, task: Task) -> Iterator[Task]:
+        if self.gathering is None:
+            self.gathering = Parts(self.model, self.method, self.number, self.report, self.notes)
+        return self.gathering.of(task)
+
+    def _go_on(self, run: Run, notes: ProgressNotes) -> None:
+        """Bring a run to its last note, if there is one."""
+        with notes.last() as found:
+            if found:
+                self.model.load_state_dict(found["model"][0], strict=False)
+                run.load_state(*found["training"])
+                if self.method.gathers:
+                    self.method.load_state(*found["method"], self.model)
 
     @property
     def _training(self) -> Training:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, TypeVar
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from dlcft.curvature.losses import Loss, ScaledMSE
+from dlcft.data.labels import Label
 from dlcft.methods.settings import Features, Model, Reading, Scenario, check_settings
 from dlcft.network import workers
 from dlcft.network.classifier import Classifier
@@ -24,6 +25,16 @@ Tensors = dict[str, Tensor]
 Header = dict[str, Any]
 State = tuple[Tensors, Header]
 M = TypeVar("M", bound="Method")
+
+
+class Settle(Protocol):
+    """Makes a head's outputs for the labels of a stream."""
+
+    def __call__(self, labels: Sequence[Label]) -> list[int]:
+        """The output of each label, made if it is new; all workers call it together, each with its labels."""
+
+    def known(self) -> list[Label]:
+        """The labels of the head, in the order of its outputs."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +50,7 @@ class Task:
         augment: training's random change of a batch of inputs.
         generator: gives the random stream of a purpose.
         weight: how much the task counts in memory; usually 1.
+        settle: for a stream, whose labels are known once they are read.
     """
 
     model: Classifier
@@ -49,6 +61,7 @@ class Task:
     augment: Augment
     generator: Callable[[str], torch.Generator]
     weight: float = 1.0
+    settle: Settle | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,6 +119,9 @@ class Loop(Protocol):
 
     def train(self, tasks: Sequence[Task]) -> None:
         """Train the backbone and the heads on `Method.objective`, from where an interrupted run was."""
+
+    def parts(self, task: Task) -> Iterator[Task]:
+        """A task in parts, from where an interrupted run was: for methods whose memory is a sum over samples."""
 
 
 @dataclass

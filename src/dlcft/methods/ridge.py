@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from dlcft.closed_form.discriminant import fitting_temperature, linear_discriminant, nearest_mean, on_targets
 from dlcft.closed_form.sums import Part, RidgeSums
 from dlcft.data.samples import Batches as SampleBatches
+from dlcft.data.streams import StreamPart
 from dlcft.methods.base import Batch, Batches, Header, Loop, Method, State, Task, Tensors, joined_states, split_states
 from dlcft.methods.settings import Model, Reading, Scenario, setting
 from dlcft.network import workers
@@ -157,19 +158,17 @@ class Ridge(Method):
     def learn(self, tasks: Sequence[Task], loop: Loop) -> None:
         """Add the tasks' sums."""
         before = self.sums
-        self.remember(tasks)
+        for task in tasks:
+            for part in loop.parts(task):
+                self.finish(part)
         self.before = before
 
     def finish(self, task: Task) -> None:
         """Add a task's sums."""
-        columns = self._reserve(task.head, task.model.head(task.head).out_features)
-        before = self.sums or self._none(task.model)
-        weight = task.weight / task.samples if self.weigh_by == "tasks" else task.weight
-        rows = _rows(task.model, columns, task.batches, weight)
-        if workers.count() == 1:
-            self._keep(before.extend(rows))
-        else:
-            self._keep(before.merge(self._gathered(rows, task.model)))
+        if task.settle is not None and self.weigh_by == "tasks":
+            raise ValueError("weigh_by is 'tasks', which needs the number of samples beforehand; a stream has none.")
+        added = self._sums(task, task.weight / task.samples if self.weigh_by == "tasks" else task.weight)
+        self._keep(added if self.sums is None else self.sums.merge(added))
 
     def forget(self, task: Task, *, origin_factor: float | None = None) -> None:
         """Remove samples, as if they had never been seen.
@@ -185,8 +184,7 @@ class Ridge(Method):
             raise ValueError(f"weigh_by is {self.weigh_by!r}; samples can be forgotten where it is 'samples'.")
         if self.sums is None:
             raise ValueError("nothing has been learned since the head was adopted, so nothing can be forgotten.")
-        rows = _rows(task.model, self.columns[task.head], task.batches, task.weight)
-        self._keep(self.sums.minus(self._gathered(rows, task.model)))
+        self._keep(self.sums.minus(self._sums(task, task.weight)))
         if origin_factor is not None and self.origin is not None:
             self.origin = self.origin.without_sample(origin_factor)
 
@@ -267,10 +265,16 @@ class Ridge(Method):
         if in_half(reference(model)) and "sums" in parts and "epsilon" not in parts["sums"][1]:
             self.solved = False  # saved when heads were in half precision too: rounded, or not finite
 
-    def _gathered(self, rows: Iterator[Part], model: Classifier) -> RidgeSums:
-        """The sums of some rows, of those of all workers."""
+    def _sums(self, task: Task, weight: float) -> RidgeSums:
+        """The sums of a task's samples, of those of all workers."""
         with workers.together():
-            sums = self._none(model).extend(rows)
+            sums = self._none(task.model).extend(_rows(task.model, task.batches, weight))
+        outputs: Sequence[int] = range(sums.classes)
+        if task.settle is not None:
+            assert isinstance(task.batches, StreamPart)
+            outputs = task.settle(list(task.batches.labels))
+        columns = self._reserve(task.head, task.model.head(task.head).out_features)
+        sums = sums.rearranged([columns[output] for output in outputs])
         return sums.over_workers(sum(len(columns) for columns in self.columns.values()))
 
     def _none(self, model: Classifier) -> RidgeSums:
@@ -347,10 +351,10 @@ def _below_others(layer: nn.Linear, seen: Tensor, scale: float) -> None:
         layer.bias[~seen] = layer.bias[seen].mean() - scale
 
 
-def _rows(model: Classifier, columns: list[int], batches: Batches, weight: float) -> Iterator[Part]:
-    """Features, column indices and weights, batch by batch."""
+def _rows(model: Classifier, batches: Batches, weight: float) -> Iterator[Part]:
+    """Features, label indices and weights, batch by batch."""
     model.eval()
     for x, y in batches.of_worker() if isinstance(batches, SampleBatches) else batches:
         with torch.no_grad():
             features = model.features(filled(x, len(y)))[: len(y)]
-        yield features, torch.tensor(columns, device=y.device)[y], features.new_full((len(y),), weight)
+        yield features, y, features.new_full((len(y),), weight)
