@@ -32,6 +32,15 @@ def test_the_same_results_in_the_same_order(how, expected, tmp_path):
     assert all(line.startswith("ridge, data-il: ") for line in lines)
 
 
+def test_two_processes_of_a_job_learn_together(expected, tmp_path):
+    cluster = {"tasks_per_node": 2}
+    results = run_all(THREE[:1], tmp_path, report=lambda line: None, executor="local", cluster=cluster)
+    assert results[0].environment["workers"] == 2
+    assert histories(results) == expected[:1]
+    assert [path.suffix for path in tmp_path.iterdir() if path.is_file()].count(".json") == 1
+    assert not list(tmp_path.glob(f".{THREE[0].key}"))
+
+
 def test_submitit_s_parameters(tmp_path):
     with pytest.raises(ValueError, match="submitit refuses: Unknown argument 'partitoin'"):
         run_all(THREE, tmp_path, executor="local", cluster={"slurm_partitoin": "gpu"})
@@ -45,6 +54,8 @@ def test_a_failure_elsewhere_is_told_with_its_log(tmp_path):
     absent = replace(SMALL, dataset="seq-cifar100")
     with pytest.raises(ValueError, match=r"seq-cifar100-.* failed \(FileNotFoundError: .*\); its log is .*logs"):
         run_all([absent], tmp_path, data=tmp_path, executor="local")
+    with pytest.raises(ValueError, match=r"seq-cifar100-.* failed \(FileNotFoundError: .*\); its log is .*logs"):
+        run_all([absent], tmp_path, data=tmp_path, executor="local", cluster={"tasks_per_node": 2})
 
 
 def test_a_job_that_is_cut_off_is_queued_again_as_it_was():

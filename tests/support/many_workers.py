@@ -3,8 +3,10 @@
 python -m tests.support.many_workers WORKERS
 """
 
+import os
 import sys
 import tempfile
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -44,15 +46,11 @@ def close(one, other, tolerance):
 
 def alone(method, tasks, **settings):
     """What one process learns: the same on every worker, which do not know of each other meanwhile."""
-    kept = workers.count
-    workers.count = lambda: 1
-    try:
+    with workers.apart():
         learner = make(method, **settings)
         for task in tasks:
             learner.learn(task, progress=False)
         return learner
-    finally:
-        workers.count = kept
 
 
 def closed_forms():
@@ -119,21 +117,19 @@ def trained():
     torch.manual_seed(0)
     conv = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Tanh(), torch.nn.Flatten(), torch.nn.Linear(144, 6))
     found = []
-    for number in (1, workers.count()):
-        kept, workers.count = workers.count, lambda number=number: number
-        learner = Learner(conv.double(), "dlcft-paper", device="cpu", **settings)
-        learner.learn((images.double(), y), progress=False)
-        found.append(learner)
-        workers.count = kept
+    for alone_or_not in (workers.apart, nullcontext):
+        with alone_or_not():
+            learner = Learner(conv.double(), "dlcft-paper", device="cpu", **settings)
+            learner.learn((images.double(), y), progress=False)
+            found.append(learner)
     close(*found, 1e-6)
     yield "augmented images"
 
 
 def answers():
     learner = alone("ridge", [(X, Y)])
-    kept, workers.count = workers.count, lambda: 1
-    expected = learner.outputs(X, batch_size=4), learner.evaluate((X, Y), batch_size=4), learner.predict(X)
-    workers.count = kept
+    with workers.apart():
+        expected = learner.outputs(X, batch_size=4), learner.evaluate((X, Y), batch_size=4), learner.predict(X)
     torch.testing.assert_close(learner.outputs(X, batch_size=4), expected[0], atol=0, rtol=0)
     found = learner.evaluate((X, Y), batch_size=4)
     assert abs(found["loss"] - expected[1]["loss"]) < 1e-9
@@ -182,8 +178,9 @@ def run(place, count, folder):
         done += list(laws)
     dist.barrier()
     if place == 0:
-        print(f"{len(done)} laws held with {count} workers")
+        print(f"{len(done)} laws held with {count} workers", flush=True)
     dist.destroy_process_group()
+    os._exit(0)  # gloo's threads may end Python with an abort
 
 
 if __name__ == "__main__":

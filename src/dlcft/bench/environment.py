@@ -19,6 +19,7 @@ from dlcft.backbones import Backbone
 from dlcft.bench.datasets import NAMES
 from dlcft.bench.datasets.download import md5_of
 from dlcft.learner.build import fingerprint
+from dlcft.network import workers
 from dlcft.update.forecast import peak_memory
 
 
@@ -31,6 +32,7 @@ def environment(backbone: Backbone) -> dict[str, Any]:
         "machine": platform.machine(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
+        "workers": workers.count(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "commit": _commit(),
         "backbone": fingerprint(backbone.module),

@@ -31,6 +31,7 @@ from dlcft.learner.learner import Learner
 from dlcft.learner.records import Learned
 from dlcft.methods.recipes import RECIPES, Recipe, named_recipe
 from dlcft.methods.settings import SCENARIOS, Scenario
+from dlcft.network import workers
 from dlcft.network.names import check_name, is_imported
 from dlcft.store.store import Store
 
@@ -220,10 +221,11 @@ def run(
 
     `data` is where the data set is, see `datasets.load`, and `weights` the backbone's file, see `load_backbone`; both
     are no part of the configuration. `tensorboard` is a folder for TensorBoard; each experiment has one of its own in
-    it. `row` and `tuned` go to the `Result`. `report` is called with a line after each test.
+    it. `row` and `tuned` go to the `Result`. `report` is called with a line after each test. With several workers, see
+    `network.workers`, all of them call this, and the first one writes.
     """
     path = out / experiment.file
-    if path.exists():
+    if workers.from_first(path.exists()):
         found = Result.read(path)
         check_weights(path, found.environment, experiment.backbone, weights, experiment.width)
         _check_same(path, "data", found.data, content_of(experiment.dataset, data))
@@ -247,6 +249,8 @@ def run(
         entry = _learn(experiment, examiner, number)
         if entry["accuracy"] is not None or not learner.method.closed_form:  # saving would solve closed form
             learner.save(keep=1)
+        if workers.place() > 0:
+            continue
         append_event(out, {"experiment": experiment.file, "tasks": experiment.rounds, **entry})
         if tensorboard is not None:
             write_board(tensorboard / Path(experiment.file).stem, _history(learner))
@@ -268,8 +272,10 @@ def run(
         row,
         tuned,
     )
-    result.write(path)
-    shutil.rmtree(home, ignore_errors=True)
+    with workers.together():
+        if workers.place() == 0:
+            result.write(path)
+            shutil.rmtree(home, ignore_errors=True)
     return result
 
 
@@ -373,7 +379,7 @@ def _preprocess(experiment: Experiment, backbone: Backbone, images: ImageSet) ->
 def _learner(experiment: Experiment, module: nn.Module, preprocess: Preprocess, augment: str, home: Path) -> Learner:
     """A new learner, or the one that a killed run has left."""
     home.parent.mkdir(parents=True, exist_ok=True)
-    if Store(home).current is not None:
+    if workers.from_first(Store(home).current is not None):
         return Learner.load(home, module)
     recipe = named_recipe(experiment.method, {"augment": augment, **experiment.settings})
     learner = Learner(module, recipe, scenario=experiment.scenario, seed=experiment.seed, preprocess=preprocess)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from dlcft.bench.experiment import Experiment, Result, run
+from dlcft.network import workers
 
 Executor = Literal["local", "slurm"]
 Item = TypeVar("Item")
@@ -47,7 +50,8 @@ def run_all(
     """The result of each experiment, in order; results that are in `out` already are read.
 
     Several jobs run at once on this machine, see `each`; or an executor of submitit takes the list: "slurm" for a
-    cluster, "local" for processes here. `cluster` has its parameters, such as `timeout_min` or `slurm_partition`.
+    cluster, "local" for processes here. `cluster` has its parameters, such as `timeout_min` or `slurm_partition`; with
+    `nodes` and `tasks_per_node` several processes learn each experiment together.
     `report` gets a line after each task, or, where several run at once, after each experiment. `options` are of `run`.
     """
     if cluster and executor is None:
@@ -81,13 +85,29 @@ class _Alone:
 
         if self.threads is not None:
             torch.set_num_threads(self.threads)
-        return place, self.work(item)
+        with _workers_of_job():
+            return place, self.work(item)
 
     def checkpoint(self, place: int, item: Any) -> Any:
         """Called by submitit when a cluster takes the machine away: the same again goes on from its progress."""
         from submitit.helpers import DelayedSubmission
 
         return DelayedSubmission(self, place, item)
+
+
+@contextmanager
+def _workers_of_job() -> Iterator[None]:
+    """Join the other processes of a job of submitit's that has several (`tasks_per_node`, `nodes`)."""
+    submitit, job = sys.modules.get("submitit"), None
+    if submitit is not None:
+        with suppress(RuntimeError):  # this is no job of submitit's
+            job = submitit.JobEnvironment()
+    if submitit is None or job is None or job.num_tasks == 1:
+        yield
+        return
+    submitit.helpers.TorchDistributedEnvironment().export(set_cuda_visible_devices=False, overwrite=True)
+    with workers.joined():
+        yield
 
 
 def silent(line: str) -> None:
@@ -120,4 +140,4 @@ def _submitted(
             parts = str(failure).split("-" * 22)  # submitit's words, the traceback, and where its logs are
             reason = (parts[1] if len(parts) > 2 else parts[0]).strip().splitlines()[-1]
             raise ValueError(f"{experiment.file} failed ({reason}); its log is {job.paths.stderr}.")
-        yield job.result()
+        yield job.results()[0]

@@ -19,23 +19,38 @@ if TYPE_CHECKING:
 def predictions(
     learner: Learner, what: Inputs, top: int, batch_size: int, skipped: list[str]
 ) -> Iterator[tuple[str, list[tuple[str, float]]]]:
-    """The name of each input that can be read, with labels and probabilities; sentences on others go to `skipped`."""
+    """The name of each input that can be read, with labels and probabilities; sentences on others go to `skipped`.
+
+    With several workers each answers every n-th batch.
+    """
     import torch
 
+    from dlcft.network import workers
     from dlcft.update.calibration import probabilities
 
+    place = workers.place()
     names = learner.labels()
     learner.solve()
     temperature = (
         learner.notes.get("temperature") or learner.method.usual_temperature or learner.recipe.model.scale / 10
     )
-    for indices in torch.arange(len(what)).split(batch_size):
-        for index, x in _readable(what, indices, skipped):
-            given = probabilities(learner.outputs(x), temperature)
-            for row, place in zip(given, index.tolist(), strict=True):
-                best = row.topk(min(top, len(names)))
-                answer = [(str(names[i]), float(p)) for p, i in zip(best.values, best.indices.tolist(), strict=True)]
-                yield what.name(place), answer
+    parts = torch.arange(len(what)).split(batch_size)
+    for first in range(0, len(parts), workers.count()):
+        own: list[tuple[str, list[tuple[str, float]]]] = []
+        problems: list[str] = []
+        with workers.together(), workers.apart():
+            for indices in parts[first + place : first + place + 1]:
+                for index, x in _readable(what, indices, problems):
+                    given = probabilities(learner.outputs(x), temperature)
+                    for row, position in zip(given, index.tolist(), strict=True):
+                        best = row.topk(min(top, len(names)))
+                        found = zip(best.values.tolist(), best.indices.tolist(), strict=True)
+                        own.append((what.name(position), [(str(names[i]), p) for p, i in found]))
+        for answers, sentences in workers.gathered((own, problems)):
+            for sentence in sentences:
+                skipped.append(sentence)
+                warn(f"skipped: {sentence}")
+            yield from answers
 
 
 def _readable(what: Inputs, indices: Tensor, skipped: list[str]) -> Iterator[tuple[Tensor, Any]]:
@@ -48,7 +63,6 @@ def _readable(what: Inputs, indices: Tensor, skipped: list[str]) -> Iterator[tup
                 yield from _readable(what, index, skipped)
         else:
             skipped.append(str(error))
-            warn(f"skipped: {error}")
     else:
         yield indices, x
 

@@ -74,8 +74,8 @@ def run(
         tensorboard: A folder for TensorBoard to read; needs the extra dlcft[tensorboard].
         jobs: How many to run at once on this machine.
         executor: Hand them to a cluster (slurm), or to processes here (local), through submitit.
-        cluster: A parameter of submitit's, as key=value, such as slurm_partition=gpu or timeout_min=600; may be
-            repeated.
+        cluster: A parameter of submitit's, as key=value, such as slurm_partition=gpu or timeout_min=600; with nodes=2
+            and tasks_per_node=4, eight processes learn each experiment together; may be repeated.
         as_json: Print the whole results, one a line.
     """
     from dlcft.bench.datasets import load

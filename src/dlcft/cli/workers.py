@@ -3,47 +3,24 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from datetime import timedelta
-
-_TIMEOUT = "DLCFT_WORKER_TIMEOUT"
 
 
 @contextmanager
 def joined() -> Iterator[None]:
-    """Join the processes that torchrun has started, if it has; those but the first say nothing.
-
-    A worker that does not answer for `$DLCFT_WORKER_TIMEOUT` seconds (half an hour) ends all of them.
-    """
+    """Join the processes that torchrun has started, if it has; those but the first say nothing."""
     if not _several():
         yield
         return
-    import torch
-    import torch.distributed as dist
-    from torch.distributed.rendezvous import rendezvous
+    from dlcft.network import workers
 
-    text = os.environ.get(_TIMEOUT) or "1800"
-    try:
-        timeout = timedelta(seconds=float(text))
-    except ValueError as error:
-        raise ValueError(f"{_TIMEOUT} is {text!r}; a number of seconds is needed.") from error
-    store, rank, size = next(iter(rendezvous("env://", timeout=timeout)))
-    # torchrun keeps its store when it starts all anew, and with it the addresses of those that have died
-    life = f"life {os.environ.get('TORCHELASTIC_RESTART_COUNT')}"
-    store = dist.PrefixStore(life, store)  # type: ignore[attr-defined]
-    backend = "nccl" if torch.cuda.is_available() else "gloo"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
-    try:
-        if dist.get_rank() == 0:
+    with workers.joined():
+        if is_first():
             yield
             return
         with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
             yield
-    finally:
-        sys.stdout.flush()
-        dist.destroy_process_group()
 
 
 def is_first() -> bool:

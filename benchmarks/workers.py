@@ -1,0 +1,167 @@
+"""Two workers of one thread against one: images a second, the time that they exchange sums in, and the bytes.
+
+    python benchmarks/workers.py                # the shipped network at 32 pixels, and ResNet-18 at 224: minutes
+    python benchmarks/workers.py --quick        # fewer images, one round
+
+One worker and two take turns, each in new processes; a ratio is the median over rounds, with the smallest and the
+largest beside it. Exchange is the time inside torch.distributed, waiting for the other worker included. Bytes are those
+of the tensors that one worker gives away; gloo sends them about twice (2·(n − 1)/n times, for n workers).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from measure import table
+
+from dlcft import Learner
+from dlcft.backbones import load_backbone
+
+CLASSES = 20
+TRAINED = {"epochs": 1, "batch_size": 128, "start": "pretrained", "batchnorm": "frozen"}
+
+
+@contextmanager
+def counted() -> Iterator[dict[str, float]]:
+    """Seconds and bytes of all exchanges inside the block."""
+    total = {"seconds": 0.0, "bytes": 0.0}
+    kept = {name: getattr(dist, name) for name in ("all_reduce", "all_gather_object", "broadcast_object_list")}
+
+    def watched(name: str) -> Callable[..., Any]:
+        def call(first: Any, *rest: Any, **options: Any) -> Any:
+            started = time.perf_counter()
+            try:
+                return kept[name](first, *rest, **options)
+            finally:
+                total["seconds"] += time.perf_counter() - started
+                if isinstance(first, torch.Tensor):
+                    total["bytes"] += first.numel() * first.element_size()
+
+        return call
+
+    for name in kept:
+        setattr(dist, name, watched(name))
+    try:
+        yield total
+    finally:
+        for name, function in kept.items():
+            setattr(dist, name, function)
+
+
+def make(job: dict[str, Any]) -> Learner:
+    weights = None if job["backbone"] == "shipped" else "random"
+    module = load_backbone(job["backbone"], width=job.get("width"), weights=weights).module
+    return Learner(module, job["method"], device="cpu", **job["settings"])
+
+
+def work(place: int, workers: int, job: dict[str, Any], folder: str) -> None:
+    """Learn a small task to warm up, then the measured one."""
+    torch.set_num_threads(1)
+    if workers > 1:
+        store = dist.FileStore(f"{folder}/store", workers)
+        dist.init_process_group("gloo", store=store, rank=place, world_size=workers)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(job["images"], 3, job["size"], job["size"], generator=generator)
+    y = torch.arange(job["images"]) % job.get("classes", CLASSES)
+    try:
+        make(job).learn((x[:32], y[:32]), progress=False)
+        learner = make(job)
+        with counted() as exchanged:
+            started = time.perf_counter()
+            learner.learn((x, y), progress=False)
+            seconds = time.perf_counter() - started
+        if place == 0:
+            network = sum(p.numel() for p in learner.model.parameters())
+            facts = {"learning": seconds, **exchanged, "features": learner.model.feature_count, "parameters": network}
+            Path(folder, "facts.json").write_text(json.dumps(facts))
+    finally:
+        if workers > 1:
+            dist.destroy_process_group()
+    os._exit(0)  # gloo's threads may end Python with an abort
+
+
+def measured(job: dict[str, Any], workers: int) -> dict[str, float]:
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(work, args=(workers, job, folder), nprocs=workers)
+        return json.loads(Path(folder, "facts.json").read_text())
+
+
+def speed(title: str, job: dict[str, Any], rounds: int) -> list[str]:
+    """How much faster two workers are than one, and what they exchange."""
+    ratios, shares, facts, rates = [], [], {}, []
+    for _ in range(rounds):
+        one, two = measured(job, 1), measured(job, 2)
+        ratios.append(one["learning"] / two["learning"])
+        shares.append(two["seconds"] / two["learning"])
+        rates.append(job["images"] / one["learning"])
+        facts = two
+    low, high = min(ratios), max(ratios)
+    return [
+        title,
+        f"{statistics.median(rates):.0f}",
+        f"{statistics.median(ratios):.2f} ({low:.2f} to {high:.2f})",
+        f"{statistics.median(shares):.1%}",
+        f"{facts['bytes'] / 1e6:.1f} MB",
+    ]
+
+
+def traffic(quick: bool) -> list[list[str]]:
+    """Bytes that a worker gives away, as features, classes and parameters grow; learning itself is kept short."""
+    base = {"images": 128, "size": 16, "backbone": "shipped", "method": "dlcft-exact"}
+    jobs = [
+        ("closed form", base | {"settings": {"depth_features": budget}, "classes": classes})
+        for budget, classes in ((512, 10), (2048, 10), (2048, 100), (4096, 10))[: 2 if quick else None]
+    ]
+    trained = base | {"method": "dlcft", "backbone": "resnet18", "settings": TRAINED | {"batch_size": 64}}
+    jobs += [("dlcft", trained | {"width": width}) for width in ((8,) if quick else (8, 16, 32))]
+    rows = []
+    for title, job in jobs:
+        found = measured(job, 2)
+        steps = "once" if title == "closed form" else "2 steps and the curvature"
+        size = f"{found['features']:.0f}" if title == "closed form" else f"{found['parameters'] / 1e6:.2f} M parameters"
+        rows.append([title, size, str(job.get("classes", CLASSES)), steps, f"{found['bytes'] / 1e6:.1f} MB"])
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer images, one round")
+    parser.add_argument("--rounds", type=int, default=5, help="repetitions behind each median")
+    options = parser.parse_args()
+    load = os.getloadavg()[0]
+    print(f"torch {torch.__version__}, Python {platform.python_version()}, {os.cpu_count()} cores, load {load:.1f}\n")
+    if load > 0.5:
+        print("The machine is not idle: two workers look slower than they are.", file=sys.stderr)
+    few, rounds = (8, 1) if options.quick else (1, options.rounds)
+    shipped = {"backbone": "shipped", "size": 32}
+    jobs = {
+        "`dlcft-exact`, shipped, 32 px": shipped | {"images": 4096 // few, "method": "dlcft-exact", "settings": {}},
+        "`dlcft`, shipped, 32 px": shipped | {"images": 2048 // few, "method": "dlcft", "settings": TRAINED},
+    }
+    if not options.quick:
+        jobs["`dlcft-exact`, ResNet-18, 224 px"] = {
+            **{"backbone": "resnet18", "size": 224, "images": 256, "method": "dlcft-exact"},
+            "settings": {"batch_size": 32},
+        }
+    rows = [speed(title, job, rounds) for title, job in jobs.items()]
+    table("Two workers", ["", "images/s, one worker", "two / one", "of it exchange", "given away by each"], rows)
+    grown = ["", "features or parameters", "classes", "exchanged", "given away by each"]
+    table("Bytes", grown, traffic(options.quick))
+
+
+if __name__ == "__main__":
+    main()
