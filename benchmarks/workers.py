@@ -4,7 +4,8 @@
     python benchmarks/workers.py --quick        # fewer images, one round
 
 One worker and two take turns, each in new processes; a ratio is the median over rounds, with the smallest and the
-largest beside it. Exchange is the time inside torch.distributed, waiting for the other worker included. Bytes are those
+largest beside it. The limit is that of this machine: two processes that learn half of the images each, and do not know
+of each other. Exchange is the time inside torch.distributed, waiting for the other worker included. Bytes are those
 of the tensors that one worker gives away; gloo sends them about twice (2·(n − 1)/n times, for n workers).
 """
 
@@ -94,7 +95,18 @@ def work(place: int, workers: int, job: dict[str, Any], folder: str) -> None:
     os._exit(0)  # gloo's threads may end Python with an abort
 
 
-def measured(job: dict[str, Any], workers: int) -> dict[str, float]:
+def measured(job: dict[str, Any], workers: int, *, apart: bool = False) -> dict[str, float]:
+    """Facts of a job; with `apart` each worker learns its share alone, and the slower one tells."""
+    if apart:
+        job, waiting = job | {"images": job["images"] // workers}, []
+        with tempfile.TemporaryDirectory() as folder:
+            for place in range(workers):
+                Path(folder, str(place)).mkdir()
+                waiting.append(mp.spawn(work, args=(1, job, f"{folder}/{place}"), nprocs=1, join=False))
+            for process in waiting:
+                process.join()
+            facts = [json.loads(Path(folder, str(place), "facts.json").read_text()) for place in range(workers)]
+        return max(facts, key=lambda found: found["learning"])
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(work, args=(workers, job, folder), nprocs=workers)
         return json.loads(Path(folder, "facts.json").read_text())
@@ -102,10 +114,11 @@ def measured(job: dict[str, Any], workers: int) -> dict[str, float]:
 
 def speed(title: str, job: dict[str, Any], rounds: int) -> list[str]:
     """How much faster two workers are than one, and what they exchange."""
-    ratios, shares, facts, rates = [], [], {}, []
+    ratios, limits, shares, facts, rates = [], [], [], {}, []
     for _ in range(rounds):
-        one, two = measured(job, 1), measured(job, 2)
+        one, two, apart = measured(job, 1), measured(job, 2), measured(job, 2, apart=True)
         ratios.append(one["learning"] / two["learning"])
+        limits.append(one["learning"] / apart["learning"])
         shares.append(two["seconds"] / two["learning"])
         rates.append(job["images"] / one["learning"])
         facts = two
@@ -114,6 +127,7 @@ def speed(title: str, job: dict[str, Any], rounds: int) -> list[str]:
         title,
         f"{statistics.median(rates):.0f}",
         f"{statistics.median(ratios):.2f} ({low:.2f} to {high:.2f})",
+        f"{statistics.median(limits):.2f}",
         f"{statistics.median(shares):.1%}",
         f"{facts['bytes'] / 1e6:.1f} MB",
     ]
@@ -158,7 +172,9 @@ def main() -> None:
             "settings": {"batch_size": 32},
         }
     rows = [speed(title, job, rounds) for title, job in jobs.items()]
-    table("Two workers", ["", "images/s, one worker", "two / one", "of it exchange", "given away by each"], rows)
+    table(
+        "Two workers", ["", "images/s, one worker", "two / one", "limit", "of it exchange", "given away by each"], rows
+    )
     grown = ["", "features or parameters", "classes", "exchanged", "given away by each"]
     table("Bytes", grown, traffic(options.quick))
 

@@ -75,7 +75,7 @@ def update(
 
     Args:
         data: A folder with one folder of images a label, a .csv file with path and label (text and label for a text
-            encoder), or an .npz file with x and y.
+            encoder), .tar shards, or an .npz file with x and y.
         backbone: The pre-trained network: a name that `dlcft list backbones` shows, or module:factory. Later updates
             need it only if that name imports or downloads something.
         weights: Its file, for the first update.
@@ -173,8 +173,8 @@ def predict(
     Example: dlcft predict new-images/ --model scenes --out answers.csv
 
     Args:
-        inputs: A folder of images, an image, a .csv file with a column path (text for a text encoder), or an .npz or
-            .npy file.
+        inputs: A folder of images, an image, a .csv file with a column path (text for a text encoder), .tar shards, or
+            an .npz or .npy file.
         out: The file to write; by default the terminal.
         format_: CSV, or one JSON object a line.
         top: How many labels to give for each input.

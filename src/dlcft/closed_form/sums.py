@@ -147,7 +147,13 @@ class RidgeSums:
         if workers.count() == 1:
             return sums
         sums = sums.to(self.gram, copy=True)
-        workers.add_up([sums.counts, sums.class_sums, sums.gram])
+        workers.add_up([sums.counts, sums.class_sums])
+        for start in range(0, self.features, _BLOCK):  # of a symmetric matrix one half is enough
+            rows = slice(start, start + _BLOCK), slice(start, None)
+            block = sums.gram[rows].contiguous()
+            workers.add_up([block])
+            sums.gram[rows] = block
+        mirror(sums.gram)
         facts = workers.gathered((self.samples, self.epsilon, self.removed))
         samples, epsilons, removed = zip(*facts, strict=True)
         return replace(sums, samples=sum(samples), epsilon=max(epsilons), removed=sum(removed))
