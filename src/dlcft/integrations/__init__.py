@@ -1,0 +1,1 @@
+"""The quadratic memory inside other libraries' training loops: Lightning, transformers, Avalanche."""
