@@ -362,3 +362,15 @@ def test_inputs_by_name_and_a_one_pass_iterator():
     other.remember(network, [(x, y)])
     network[0].weight.data += 0.5
     assert torch.equal(past.penalty(network), other.penalty(network))
+
+
+def test_large_parameters_outside_of_layers_are_taken_in_parts(monkeypatch):
+    network, whole, parts = build("scaled"), PastTasks(draws=None), PastTasks(draws=None)
+    whole.remember(network, [data()])
+    monkeypatch.setattr("dlcft.integrations.curvature._GRADIENT_FLOATS", 30)  # two samples of the 15 numbers there
+    seen = []
+    network.inner.register_forward_pre_hook(lambda _, given: seen.append(len(given[0])))
+    parts.remember(network, [data()])
+    assert max(n for n in seen if n != 3) == 2  # three: where the estimation asks which layers have rows
+    network.scale.data += 0.3
+    torch.testing.assert_close(parts.penalty(network), whole.penalty(network))

@@ -197,11 +197,11 @@ def build(name):
     return randomize_norms(make()).double().eval(), batch()
 
 
-def needs(package):
-    """A package of the extra `architectures`, or skip the test."""
-    if package in ("timm", "torchvision"):  # timm imports torchvision
+def needs(package, extra="architectures"):
+    """A package of an extra, or skip the test."""
+    if package in ("timm", "torchvision") or extra != "architectures":  # which import torchvision
         _mend_torchvision()
-    return pytest.importorskip(package, reason=f"{package} is not installed; pip install 'dlcft[architectures]'")
+    return pytest.importorskip(package, reason=f"{package} is not installed; pip install 'dlcft[{extra}]'")
 
 
 @functools.cache

@@ -9,19 +9,23 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from dlcft.curvature.estimate import estimate
 from dlcft.curvature.form import Curvature
 from dlcft.curvature.losses import Loss
+from dlcft.curvature.rows import find_layers, parameter_names
 from dlcft.curvature.statistics import Statistics
 from dlcft.network.classifier import Classifier, evaluating
-from dlcft.network.inputs import Input, call, in_half
+from dlcft.network.inputs import Input, call, in_half, reference
 
 Forward = Callable[[nn.Module, Input], Any]
 Batches = Iterable[tuple[Input, Tensor]]
 
 _INSIDE = "backbone.network."  # where a module's parameters stand in the classifier that is made of it
 _HEAD = "outputs"
+_MAX_FACTOR = 8192
+_GRADIENT_FLOATS = 1 << 28  # most numbers in the gradients by sample, which parameters outside of known layers need
 
 
 def module_curvature(
@@ -56,6 +60,7 @@ def module_curvature(
         ValueError: when the outputs or labels are no classification, or a layer is not supported.
     """
     forward = forward or logits
+    batches = _Parts(module, batches, names)
     with evaluating(module), _training_only(module, names):
         inputs, outputs = _first(module, batches, forward)
         head = _last_layer(module, inputs, forward) if loss.is_quadratic else None
@@ -64,7 +69,7 @@ def module_curvature(
             found = estimate(
                 estimator, classifier, batches, loss, _HEAD,
                 draws=draws, generator=generator, samples=samples,
-                include_head=bool(renamed), include_backbone=len(names) > len(renamed),
+                include_head=bool(renamed), include_backbone=len(names) > len(renamed), max_factor=_MAX_FACTOR,
             )  # fmt: skip
 
     renamed |= {name.rpartition(".")[0]: own.rpartition(".")[0] for name, own in renamed.items()}  # a block's name
@@ -82,6 +87,28 @@ def logits(module: nn.Module, x: Input) -> Any:
     if isinstance(returned, Tensor):
         return returned
     return returned.get("logits") if isinstance(returned, Mapping) else getattr(returned, "logits", returned)
+
+
+class _Parts:
+    """Batches on the module's device, as often as asked for, in parts whose gradients by sample fit into memory.
+
+    An embedding of 30,000 tokens has 12 million numbers a sample, and most of them are zero.
+    """
+
+    def __init__(self, module: nn.Module, batches: Batches, names: Collection[str]) -> None:
+        self.batches = list(batches) if isinstance(batches, Iterator) else batches
+        self.device = reference(module).device
+        layers = find_layers(module, names, _MAX_FACTOR)
+        known = {p for name, layer in layers.items() for p in parameter_names(name, layer)}
+        others = sum(p.numel() for name, p in module.named_parameters() if name in names and name not in known)
+        self.most = max(1, _GRADIENT_FLOATS // max(1, others))
+
+    def __iter__(self) -> Iterator[tuple[Input, Tensor]]:
+        for given, labels in self.batches:
+            x = dict(given) if isinstance(given, Mapping) else tuple(given) if isinstance(given, list) else given
+            for start in range(0, len(labels), self.most):
+                part = slice(start, start + self.most)
+                yield tree_map_only(Tensor, lambda t, p=part: t[p].to(self.device), x), labels[part].to(self.device)
 
 
 class _Whole(nn.Module):
@@ -132,8 +159,8 @@ def _as_classifier(
 def _first(module: nn.Module, batches: Batches, forward: Forward) -> tuple[Input, Tensor]:
     """The inputs of the first batch, and the module's logits for them."""
     for x, labels in batches:
-        if not isinstance(labels, Tensor) or labels.dim() != 1 or labels.is_floating_point():
-            got = f"{labels.dtype} of shape {tuple(labels.shape)}" if isinstance(labels, Tensor) else type(labels)
+        if labels.dim() != 1 or labels.is_floating_point():
+            got = f"{labels.dtype} of shape {tuple(labels.shape)}"
             raise ValueError(f"labels are {got}; curvature needs one class index for each sample.")
         outputs = forward(module, x)
         if not isinstance(outputs, Tensor) or outputs.dim() != 2 or len(outputs) != len(labels):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -12,15 +12,14 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
 
 from dlcft.curvature.losses import LOSSES, Loss
 from dlcft.curvature.memory import Memory
 from dlcft.curvature.statistics import Statistics, find_statistics
 from dlcft.data.files import new_file
-from dlcft.integrations.curvature import Forward, module_curvature
+from dlcft.integrations.curvature import Batches, Forward, module_curvature
 from dlcft.network import workers
-from dlcft.network.inputs import Input, in_half, reference
+from dlcft.network.inputs import in_half, reference
 from dlcft.network.names import check_name, qualified
 
 FILE = "dlcft_memory.safetensors"
@@ -112,7 +111,7 @@ class PastTasks:
     def remember(
         self,
         module: nn.Module,
-        batches: Iterable[tuple[Input, Tensor]],
+        batches: Batches,
         *,
         weight: float = 1.0,
         forward: Forward | None = None,
@@ -139,7 +138,7 @@ class PastTasks:
             names = list(earlier.anchor)  # also those that were frozen for this task alone
         curvature = module_curvature(
             module,
-            _Moved(batches, reference(module).device),
+            batches,
             self.loss,
             estimator=self.curvature,
             names=names,
@@ -234,16 +233,3 @@ class PastTasks:
 def _full_precision(module: nn.Module) -> dict[str, Tensor]:
     """The parameters by name, in float32 where they are in half precision."""
     return {name: p.float() if in_half(p) else p for name, p in module.named_parameters()}
-
-
-class _Moved:
-    """Batches on a device, as often as asked for."""
-
-    def __init__(self, batches: Iterable[tuple[Input, Tensor]], device: torch.device) -> None:
-        self.batches = list(batches) if isinstance(batches, Iterator) else batches
-        self.device = device
-
-    def __iter__(self) -> Iterator[tuple[Input, Tensor]]:
-        for x, labels in self.batches:
-            plain = dict(x) if isinstance(x, Mapping) else tuple(x) if isinstance(x, list) else x
-            yield tree_map_only(Tensor, lambda t: t.to(self.device), plain), labels.to(self.device)
