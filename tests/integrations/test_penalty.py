@@ -37,6 +37,13 @@ class Scaled(nn.Module):
         return {"logits": self.out(torch.tanh(self.norm(self.inner(x))) * self.scale)}
 
 
+class Branching(Scaled):
+    """Looks at its inputs, which gradients for many samples at once cannot."""
+
+    def forward(self, x):
+        return super().forward(x if x.sum() > 0 else x + 0)["logits"]
+
+
 def mlp():
     return nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3))
 
@@ -45,7 +52,7 @@ def lora():
     return nn.Sequential(Adapter(nn.Linear(6, 5)), nn.Tanh(), nn.Linear(5, 3))
 
 
-NETWORKS = {"mlp": mlp, "lora": lora, "scaled": Scaled}
+NETWORKS = {"mlp": mlp, "lora": lora, "scaled": Scaled, "branching": Branching}
 
 
 def build(name="mlp", seed=0):
@@ -319,6 +326,8 @@ def test_data_that_is_no_classification():
         PastTasks().remember(build(), [(x, x)])
     with pytest.raises(ValueError, match=r"must give logits, 7 × outputs; it gave \(7, 1, 3\)"):
         PastTasks().remember(nn.Sequential(build(), nn.Unflatten(1, (1, 3))), [(x, y)])
+    with pytest.raises(ValueError, match=r"the network cannot take a batch \(7, 3\) of torch.float64"):
+        PastTasks().remember(build(), [(x[:, :3], y)])
     with pytest.raises(ValueError, match="there is no training data"):
         PastTasks().remember(build(), [])
     with pytest.raises(ValueError, match="nothing to remember"):

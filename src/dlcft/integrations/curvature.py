@@ -83,7 +83,7 @@ def module_curvature(
 
 def logits(module: nn.Module, x: Input) -> Any:
     """What calling the module gives: a tensor, or the `logits` of what it returns."""
-    returned = call(module, x)
+    returned = module(**x) if isinstance(x, Mapping) else module(*x) if isinstance(x, tuple) else module(x)
     if isinstance(returned, Tensor):
         return returned
     return returned.get("logits") if isinstance(returned, Mapping) else getattr(returned, "logits", returned)
@@ -162,7 +162,7 @@ def _first(module: nn.Module, batches: Batches, forward: Forward) -> tuple[Input
         if labels.dim() != 1 or labels.is_floating_point():
             got = f"{labels.dtype} of shape {tuple(labels.shape)}"
             raise ValueError(f"labels are {got}; curvature needs one class index for each sample.")
-        outputs = forward(module, x)
+        outputs = call(forward, (module, x))  # which says in one sentence what a network cannot take
         if not isinstance(outputs, Tensor) or outputs.dim() != 2 or len(outputs) != len(labels):
             got = str(tuple(outputs.shape)) if isinstance(outputs, Tensor) else f"a {type(outputs).__name__}"
             raise ValueError(f"the network must give logits, {len(labels)} × outputs; it gave {got}.")
