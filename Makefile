@@ -27,9 +27,10 @@ demo: $(INSTALLED)
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile
 
-# without the extra, what needs it is skipped
+# without an extra, what needs it is skipped
 test-slow: setup
 	-$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,architectures]'
+	-$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,integrations]'
 	$(BIN)/python -m pytest -m slow
 
 lint: setup
