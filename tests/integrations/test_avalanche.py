@@ -158,11 +158,17 @@ def test_the_evaluator_gets_the_penalty(avalanche):
 
 def test_several_tasks_in_one_experience(avalanche):
     bm, (x, y), past = avalanche.benchmarks, turned(0), PastTasks("exact-tk")
-    labels = bm.utils.DataAttribute(y[:90].tolist(), "targets")
-    tasks = bm.utils.DataAttribute([0, 1, 1] * 30, "targets_task_labels", use_in_getitem=True)
-    data = bm.utils.AvalancheDataset([TensorDataset(x[:90], y[:90])], data_attributes=[labels, tasks])
-    stream = bm.with_task_labels(bm.with_classes_timeline(bm.benchmark_from_datasets(train=[data, data])))
+
+    def dataset(*tasks):
+        labels = bm.utils.DataAttribute(y[:90].tolist(), "targets")
+        tasks = bm.utils.DataAttribute(list(tasks) * 30, "targets_task_labels", use_in_getitem=True)
+        return bm.utils.AvalancheDataset([TensorDataset(x[:90], y[:90])], data_attributes=[labels, tasks])
+
+    parts = [dataset(0, 1, 1), dataset(2, 3, 2), dataset(4, 1, 4)]
+    stream = bm.with_task_labels(bm.with_classes_timeline(bm.benchmark_from_datasets(train=parts)))
     cl = strategy(avalanche, multi_head(avalanche), past, train_epochs=1)
-    for experience in stream.train_stream:
+    for experience in stream.train_stream[:2]:
         cl.train(experience, eval_streams=[])
     assert past.memory.weight == 2
+    with pytest.raises(ValueError, match="task label 1 comes again, and nothing would keep its head"):
+        cl.train(stream.train_stream[2], eval_streams=[])

@@ -27,7 +27,7 @@ class DLCFTPlugin(SupervisedPlugin):
     the transforms of evaluation. The evaluator gets the penalty as `dlcft_penalty` after every epoch.
 
     An `IncrementalClassifier` may grow. The heads of a `MultiHeadClassifier` are not remembered: each belongs to one
-    task, and no other trains it.
+    task, and no other trains it. So a task label that comes again is refused with them.
 
     Args:
         past: the memory and its settings.
@@ -37,9 +37,19 @@ class DLCFTPlugin(SupervisedPlugin):
         super().__init__()
         self.past = PastTasks() if past is None else past
         self.penalty = 0.0
+        self.tasks: set[int] = set()  # whose heads were trained
 
     def before_training_exp(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
         heads = [name for name, m in strategy.model.named_modules() if isinstance(m, MultiHeadClassifier)]
+        if not heads:
+            return
+        labels = {int(t) for t in strategy.experience.task_labels}
+        if labels & self.tasks:
+            raise ValueError(
+                f"task label {min(labels & self.tasks)} comes again, and nothing would keep its head in a "
+                "MultiHeadClassifier; take an IncrementalClassifier, or another label."
+            )
+        self.tasks |= labels
         self.past.free = tuple(dict.fromkeys((*self.past.free, *(f"{name}.classifiers" for name in heads))))
 
     def before_backward(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
