@@ -119,16 +119,17 @@ def test_mixed_precision_takes_its_scale_off_first(pl, tmp_path):
 
     from dlcft.integrations.lightning import DLCFTCallback
 
-    ends = []
-    for scaled in (True, False):
+    ends = {}
+    for name in ("scaled", "plain", "without"):
         pl.seed_everything(0)
-        past, module = PastTasks(strength=100.0), classifier(pl, lambda p: torch.optim.SGD(p, lr=0.01))
-        trainer(pl, [DLCFTCallback(past)], tmp_path, max_epochs=2).fit(module, loader(0, 200))
+        past, module = PastTasks(strength=3.0), classifier(pl, lambda p: torch.optim.SGD(p, lr=0.01))
+        trainer(pl, [DLCFTCallback(past)], tmp_path, max_epochs=20).fit(module, loader(0, 200))
         plugin = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu"))
-        settings = {"plugins": [plugin]} if scaled else {}
-        trainer(pl, [DLCFTCallback(past)], tmp_path, max_epochs=2, **settings).fit(module, loader(1, 192))
-        ends.append(torch.cat([p.detach().flatten() for p in module.parameters()]))
-    assert (ends[0] - ends[1]).norm() < 0.02 * ends[1].norm()
+        settings = {"plugins": [plugin]} if name == "scaled" else {}
+        callbacks = [] if name == "without" else [DLCFTCallback(past)]
+        trainer(pl, callbacks, tmp_path, max_epochs=5, **settings).fit(module, loader(1, 192))
+        ends[name] = torch.cat([p.detach().flatten() for p in module.parameters()])
+    assert (ends["scaled"] - ends["plain"]).norm() < 0.1 * (ends["without"] - ends["plain"]).norm()
 
 
 def test_a_checkpoint_carries_the_memory(pl, tmp_path):
