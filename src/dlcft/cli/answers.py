@@ -26,14 +26,9 @@ def predictions(
     import torch
 
     from dlcft.network import workers
-    from dlcft.update.calibration import probabilities
+    from dlcft.update.calibration import learner_temperature, probabilities
 
-    place = workers.place()
-    names = learner.labels()
-    learner.solve()
-    temperature = (
-        learner.notes.get("temperature") or learner.method.usual_temperature or learner.recipe.model.scale / 10
-    )
+    names, temperature, place = learner.labels(), learner_temperature(learner), workers.place()
     parts = torch.arange(len(what)).split(batch_size)
     for first in range(0, len(parts), workers.count()):
         own: list[tuple[str, list[tuple[str, float]]]] = []

@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +117,7 @@ class Learner:
         self.notes: dict[str, Any] = {}
         # the backbone normalises, so that augmentation comes before
         self._reading = without_normalising(preprocess)
-        self._augment = augmented(Augmentation(self.recipe.training.augment))
+        self._augment = partial(augmented, Augmentation(self.recipe.training.augment))
         first = self.recipe.first_task(scenario)
         if first is not None and train is not None:
             if self.recipe.settings["start"] == "first-task":
