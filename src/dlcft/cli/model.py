@@ -25,6 +25,7 @@ from dlcft.cli.opening import (
     store_to_update,
     unbound,
 )
+from dlcft.cli.tracking import UNLOGGED, Tracking, check_tracking, followed, told, tracked
 from dlcft.cli.workers import started_again
 from dlcft.pages import in_bytes, in_seconds
 
@@ -64,12 +65,14 @@ def update(
     restart: bool = False,
     again: bool = False,
     page: Path | None = None,
+    mlflow: str | None = None,
     dry_run: bool = False,
     as_json: Json = False,
 ) -> None:
     """Learn a new batch of labelled data; the first update creates the directory.
 
-    Exit code 3 says that a gate was exceeded: the new version is kept, but not made current.
+    Exit code 3 says that a gate was exceeded: the new version is kept, but not made current. Exit code 6 says that it
+    is current, but could not be logged to MLflow.
 
     Example: dlcft update --model scenes --data january/ --backbone shipped
 
@@ -92,6 +95,8 @@ def update(
         again: Learn data that was learned before once more, so that it counts twice. The same data in another order or
             form (images and arrays) is not recognised.
         page: The HTML file for the report; by default one beside the model's directory.
+        mlflow: The address of an MLflow server or database, to log the update and register its version there; needs the
+            extra dlcft[mlflow].
         dry_run: Change nothing; tell the labels, and by a trial on a few of the samples the time, the memory and the
             size on disk.
     """
@@ -105,6 +110,8 @@ def update(
     from dlcft.update.update import update as learn_update
 
     check_gates(holdout, max_drop, max_flips)
+    if mlflow is not None:
+        check_tracking(mlflow)
     settings = dict(setting(text) for text in set_ or [])
     first = First(backbone, weights, method, train, settings, tuple(import_ or ()))
     first.import_modules()
@@ -131,7 +138,8 @@ def update(
         with nothing_left_behind(model, learner), going_on():
             done = learn_update(learner, samples, directory=model, **options)
     try:
-        _tell(done, learner, model, page, as_json)
+        limits = {"max_drop": max_drop, "max_flips": max_flips}
+        logged = _tell(done, learner, model, page, as_json, None if mlflow is None else (mlflow, limits))
     except BrokenPipeError:
         raise
     except OSError as error:
@@ -139,20 +147,31 @@ def update(
         raise OSError(error.errno, untold) from error
     if not done.accepted:
         raise SystemExit(_GATE)
+    if not logged:
+        raise SystemExit(UNLOGGED)
 
 
-def _tell(done: Update, learner: Learner, model: Path, page: Path | None, as_json: bool) -> None:
-    """Write the page, and print what was done."""
+def _tell(
+    done: Update, learner: Learner, model: Path, page: Path | None, as_json: bool, tracking: Tracking | None
+) -> bool:
+    """Write the page, log to MLflow if asked to, and print what was done; False where it could not be logged."""
     from dlcft.network import workers
 
     written = _write_page(done, learner, model, page) if workers.place() == 0 else None
+    registered = None
+    if tracking is not None:
+        registered = workers.from_first(tracked(learner, done, written, *tracking) if workers.place() == 0 else None)
     if as_json:
-        print(json.dumps(asdict(done) | {"page": written}))
+        also = {} if tracking is None else {"mlflow": None if registered is None else asdict(registered)}
+        print(json.dumps(asdict(done) | {"page": written} | also))
     else:
         _print_update(done, model)
         if written is not None:
             say(f"page: {written}")
+        if registered is not None:
+            say(told(registered))
     sys.stdout.flush()
+    return tracking is None or registered is not None
 
 
 def predict(
@@ -262,15 +281,27 @@ def history(*, model: Model, as_json: Json = False) -> None:
         say(f"version {row['version']}{said}: {facts}")
 
 
-def rollback(*, model: Model, version: int | None = None) -> None:
+def rollback(*, model: Model, version: int | None = None, mlflow: str | None = None) -> None:
     """Go back to the version before, or to any that is kept.
+
+    Exit code 6 says that this was done, but MLflow could not be told.
 
     Example: dlcft rollback --model scenes
 
     Args:
         version: Which; by default the one that the current version was learned from.
+        mlflow: The address of an MLflow server or database, to move the alias champion there; needs the extra
+            dlcft[mlflow].
     """
-    say(f"version {open_store(model).rollback(version)} is current.")
+    if mlflow is not None:
+        check_tracking(mlflow)
+    store = open_store(model)
+    say(f"version {store.rollback(version)} is current.")
+    if mlflow is not None:
+        registered = followed(store, mlflow)
+        if registered is None:
+            raise SystemExit(UNLOGGED)
+        say(told(registered))
 
 
 def forget(
