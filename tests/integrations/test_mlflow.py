@@ -9,10 +9,11 @@ import subprocess
 import sys
 import time
 import urllib.request
+from types import SimpleNamespace
 
 import pytest
 
-from dlcft.integrations.mlflow import without_password
+from dlcft.integrations.mlflow import check_address, without_password
 from dlcft.store.manifest import Manifest
 from dlcft.store.store import Store
 from tests.support.commands import dlcft, dlcft_process
@@ -38,6 +39,14 @@ def test_a_missing_package_is_told_before_anything_is_done(tmp_path, monkeypatch
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "pip install 'dlcft[mlflow]'" in done.stderr
     assert not (tmp_path / "m").exists()
+
+
+def test_a_database_needs_the_whole_package(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace(MlflowClient=None))
+    monkeypatch.setattr("dlcft.integrations.mlflow.find_spec", lambda _: None)
+    check_address("https://mlflow.example.org")
+    with pytest.raises(ImportError, match="pip install mlflow"):
+        check_address("sqlite:///mlflow.db")
 
 
 def test_passwords_are_not_printed():

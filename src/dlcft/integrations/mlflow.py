@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -27,6 +28,7 @@ from dlcft.update.update import Update
 CHAMPION, CANDIDATE = "champion", "candidate"
 _METRICS = ("samples", "accuracy", "accuracy_before", "drop", "flips", "predicted_increase", "calibration_error")
 _NUMBER, _HASH = "dlcft.version", "dlcft.sha256"  # tags of a registered version, by which it is found again
+_DATABASE = "sqlite|postgresql|mysql|mssql"
 _QUIET = ("mlflow", "alembic")
 _LONGEST = 5000  # characters of a tag or parameter
 
@@ -71,6 +73,8 @@ def check_address(uri: str) -> None:
         _client_class()
     except ImportError as error:
         raise ImportError("--mlflow needs the package mlflow-skinny: pip install 'dlcft[mlflow]'.") from error
+    if re.match(_DATABASE, uri) and find_spec("sqlalchemy") is None:
+        raise ImportError("--mlflow with a database needs the whole package: pip install mlflow.")
 
 
 def without_password(text: str, uri: str) -> str:
