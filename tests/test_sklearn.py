@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.base import clone
+from sklearn.calibration import CalibratedClassifierCV
 from sklearn.datasets import load_digits, load_iris
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
@@ -15,7 +16,7 @@ from torch import nn
 
 from dlcft import Learner
 from dlcft.data.images import Preprocess
-from dlcft.sklearn import ContinualClassifier
+from dlcft.sklearn import ContinualClassifier, Table
 from tests.support.commands import dlcft
 from tests.support.samples import pictures
 
@@ -122,6 +123,7 @@ def test_a_clone_has_the_parameters_and_nothing_learned():
     assert np.array_equal(other.fit(X, Y).predict(X), classifier.predict(X))
 
 
+@pytest.mark.slow  # pandas comes with the extra integrations
 def test_names_of_columns():
     table = pytest.importorskip("pandas").DataFrame(X, columns=["a", "b", "c", "d"])
     for backbone in (None, nn.Linear(4, 6)):
@@ -130,6 +132,21 @@ def test_names_of_columns():
         assert classifier.n_features_in_ == 4
         with pytest.raises(ValueError, match="feature names should match"):
             classifier.predict(table[["b", "a", "c", "d"]])
+
+
+def test_saved_without_pickle(tmp_path):
+    classifier = ContinualClassifier().fit(X, Y)
+    classifier.learner_.save(tmp_path)
+    assert Learner.load(tmp_path, Table()).predict(X) == classifier.predict(X).tolist()
+
+
+def test_calibrated_and_forgotten():
+    calibrated = CalibratedClassifierCV(ContinualClassifier(), cv=3).fit(X, Y)
+    assert calibrated.score(X, Y) > 0.95
+    classifier = ContinualClassifier().fit(X, Y)
+    classifier.learner_.forget((X[:30], Y[:30]))
+    never = ContinualClassifier().fit(X[30:], Y[30:])
+    np.testing.assert_allclose(classifier.predict_proba(X), never.predict_proba(X), rtol=0, atol=1e-5)
 
 
 def test_images_by_a_backbone(tmp_path):

@@ -96,17 +96,18 @@ def test_a_model_of_the_command_line_needs_no_backbone(tmp_path):
 
 def test_a_directory_of_versions_is_not_written_over(learner, tmp_path):
     learner.save(tmp_path / "model")
-    with pytest.raises(ValueError, match="versions of its own"):
-        HubLearner(learner).save_pretrained(tmp_path / "model")
+    learner.save(tmp_path / "model")
     (tmp_path / "model" / "README.md").write_text("mine")
-    with pytest.raises(ValueError, match="versions of its own"):
+    (tmp_path / "model" / "config.json").write_text("mine")
+    with pytest.raises(ValueError, match="the learner's own directory"):
         HubLearner(learner).save_pretrained(tmp_path / "model")
-    assert len(Store(tmp_path / "model").look().versions) == 1
     other = Learner(nn.Linear(4, 3), "ridge")
     other.learn((X, [0, 1] * 10), progress=False)
     (tmp_path / "model" / "README.md").unlink()
     with pytest.raises(ValueError, match="versions of its own"):
         HubLearner(other).save_pretrained(tmp_path / "model")
+    assert len(Store(tmp_path / "model").look().versions) == 2
+    assert (tmp_path / "model" / "config.json").read_text() == "mine"
 
 
 def test_loading_checks_what_a_learner_checks(learner, backbone, tmp_path):
@@ -118,6 +119,10 @@ def test_loading_checks_what_a_learner_checks(learner, backbone, tmp_path):
         HubLearner.from_pretrained(copy)
     with pytest.raises(TypeError, match="bakbone"):
         HubLearner.from_pretrained(copy, bakbone=backbone)
+    (copy / "config.json").write_text('{"page": "/etc/hostname"}')  # the mixin would hand it on
+    with pytest.raises(TypeError, match="page"):
+        HubLearner.from_pretrained(copy, backbone=backbone)
+    (copy / "config.json").write_text("{}")
     file = copy / "version-1.safetensors"
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
@@ -147,6 +152,7 @@ def test_what_is_no_learner_is_refused(tmp_path):
         HubLearner("a name")
     with pytest.raises(ValueError, match="nothing has been learned yet"):
         HubLearner(Learner(nn.Linear(4, 2), "ridge")).save_pretrained(tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()
 
 
 def test_a_missing_package_is_one_sentence():

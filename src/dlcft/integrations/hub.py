@@ -96,13 +96,23 @@ class HubLearner(  # the mixin reads these when the class is made
         }
         return super().generate_model_card(*args, **facts | kwargs)
 
+    def save_pretrained(self, save_directory: str | Path, **options: Any) -> str | None:
+        """Write the repository's files into a directory; for `options` see the mixin.
+
+        Raises:
+            ValueError: when nothing was learned yet, or the directory has versions of its own, which it would lose.
+        """
+        place, own = Path(save_directory), self.learner.directory
+        if not self.learner.tasks:
+            raise ValueError("nothing has been learned yet; call learn(data) first.")
+        if own is not None and own.resolve() == place.resolve():
+            raise ValueError(f"{place} is the learner's own directory, with its versions; choose another place.")
+        if (place / "manifest.json").exists() and not (place / "README.md").exists():
+            raise ValueError(f"{place} is a model directory with versions of its own; choose another place.")
+        return super().save_pretrained(place, **options)
+
     def _save_pretrained(self, save_directory: Path) -> None:
         learner = self.learner
-        if not learner.tasks:
-            raise ValueError("nothing has been learned yet; call learn(data) first.")
-        own = learner.directory is not None and learner.directory.resolve() == save_directory.resolve()
-        if own or ((save_directory / "manifest.json").exists() and not (save_directory / "README.md").exists()):
-            raise ValueError(f"{save_directory} is a model directory with versions of its own; choose another place.")
         page = None if self.page is None else self.page.read_text(encoding="utf-8")
         learner.solve()
         tensors, header = learner.state()
