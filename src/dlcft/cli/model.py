@@ -25,6 +25,7 @@ from dlcft.cli.opening import (
     store_to_update,
     unbound,
 )
+from dlcft.cli.told import print_update, say_incoming
 from dlcft.cli.tracking import UNLOGGED, Tracking, check_tracking, followed, told, tracked
 from dlcft.cli.workers import started_again
 from dlcft.pages import in_bytes, in_seconds
@@ -60,7 +61,10 @@ def update(
     import_: Import = None,
     holdout: Path | None = None,
     max_drop: float | None = None,
+    max_drop_per_label: float | None = None,
     max_flips: float | None = None,
+    max_rise: float | None = None,
+    max_doubtful: float | None = None,
     keep: int = 2,
     restart: bool = False,
     again: bool = False,
@@ -88,7 +92,14 @@ def update(
         set_: A setting of the method to change, for the first update, as key=value; may be repeated.
         holdout: Labelled data that is not learned, to test on.
         max_drop: Do not make the new version current if accuracy on the holdout falls by more, such as 0.02.
+        max_drop_per_label: The same for each single label, such as 0.2. A fall that may be chance does not count: at
+            least four samples more must turn wrong than right, and two standard errors.
         max_flips: The same if a larger share of the holdout turns from right to wrong.
+        max_rise: The same if the mean loss of all old data rises by a larger share of itself, such as 0.5. It is
+            computed from the memory and needs no holdout, but a closed-form method. New labels raise it.
+        max_doubtful: The same if a larger share of the new samples has a doubtful label, 0 for any: one that the
+            version before answers mostly as another label, as where two folders are swapped. Without this such labels
+            are only told.
         keep: How many versions stay on disk; one that a gate keeps from becoming current stays beside them until the
             next update.
         restart: Begin anew where an update was interrupted, instead of continuing it.
@@ -106,10 +117,11 @@ def update(
             raise ValueError(f"--page is {page}; it must be a file, in a folder that can be made if it is not there.")
         apart("--page", page, model, data, holdout)
     from dlcft.network import workers
-    from dlcft.update.update import check_gates
+    from dlcft.update.gates import Gates
     from dlcft.update.update import update as learn_update
 
-    check_gates(holdout, max_drop, max_flips)
+    gates = Gates(max_drop, max_drop_per_label, max_flips, max_rise, max_doubtful)
+    gates.check(holdout=holdout is not None)
     if mlflow is not None:
         check_tracking(mlflow)
     settings = dict(setting(text) for text in set_ or [])
@@ -120,21 +132,21 @@ def update(
         if not dry_run and store.current is not None and workers.place() == 0:
             held.enter_context(store.lock())  # one reading of the manifest, and nobody else meanwhile
         learner = open_or_create(store, first)
+        gates.check(holdout=holdout is not None, closed_form=learner.recipe.closed_form)
         samples = learner.samples(data)
         if not again:
             _refuse_learned(learner, samples, data, model)
         held_out = None if holdout is None else learner.samples(holdout)
         if held_out is not None:
-            _check_holdout(learner, samples, held_out, holdout, gated=(max_drop, max_flips) != (None, None))
+            _check_holdout(learner, samples, held_out, holdout, gated=gates.on_holdout)
         if dry_run:
             _describe(learner, samples, model, first, data, held_out, as_json)
             return
         if not learner.tasks:
             say(f"{model}: {_new_model(learner, model)}", to=sys.stderr)
-            if max_drop is not None or max_flips is not None:
+            if gates.given:
                 say("nothing was known before: gates count from the next update on", to=sys.stderr)
-        options: dict[str, Any] = {"holdout": held_out, "max_drop": max_drop, "max_flips": max_flips, "keep": keep}
-        options["resume"] = not restart
+        options: dict[str, Any] = {"holdout": held_out, **asdict(gates), "keep": keep, "resume": not restart}
         with nothing_left_behind(model, learner), going_on():
             done = learn_update(learner, samples, directory=model, **options)
     try:
@@ -165,7 +177,7 @@ def _tell(
         also = {} if tracking is None else {"mlflow": None if registered is None else asdict(registered)}
         print(json.dumps(asdict(done) | {"page": written} | also))
     else:
-        _print_update(done, model)
+        print_update(done, model)
         if written is not None:
             say(f"page: {written}")
         if registered is not None:
@@ -405,7 +417,9 @@ def _describe(
 ) -> None:
     from dlcft.closed_form.costs import costs
     from dlcft.update.forecast import forecast
+    from dlcft.update.incoming import doubts, look_at
 
+    incoming = look_at(learner, samples)
     known = set(learner.labels()) if learner.tasks else set()
     new = sorted({str(label) for label in samples.labels if label not in known})
     tested = 0 if held_out is None else len(held_out)
@@ -414,6 +428,9 @@ def _describe(
         say(f"{model}: {learned if learner.tasks else _new_model(learner, model)}")
         labels = len(set(samples.labels))
         say(f"would learn {len(samples)} samples of {labels} labels; new: {', '.join(map(printable, new)) or 'none'}")
+        say_incoming(incoming)
+        for sentence in doubts(incoming):
+            warn(sentence)
         sys.stdout.flush()  # before a trial that may take long
     cost = forecast(unbound, (model, first, data), samples=len(samples), tested=tested)
     # the number of features is chosen at the first update
@@ -422,7 +439,8 @@ def _describe(
     if as_json:
         facts = {"tasks": learner.tasks, "samples": len(samples), "new_labels": new}
         rows = [{"features": features, **asdict(share)} for features, share in shares.items()]
-        print(json.dumps(facts | asdict(cost) | {"budgets": rows}))
+        seen = {"incoming": [asdict(row) for row in incoming], "doubts": doubts(incoming)}
+        print(json.dumps(facts | seen | asdict(cost) | {"budgets": rows}))
         return
     took = f"{in_seconds(cost.trial_seconds)} for a trial on {cost.trial_samples} samples"
     say(f"takes about {in_seconds(cost.seconds)} ({took})")
@@ -449,26 +467,3 @@ def _write_page(done: Update, learner: Learner, model: Path, page: Path | None) 
         warn(f"the page {place} could not be written ({getattr(error, 'strerror', None) or error}).")
         return None
     return str(place)
-
-
-def _print_update(done: Update, model: Path) -> None:
-    new = f"; new labels: {', '.join(map(printable, done.new_labels))}" if done.new_labels else ""
-    say(f"learned {done.samples} samples in {done.seconds:.1f} s{new}")
-    if done.predicted_increase is not None:
-        say(f"old data's mean loss, by the memory alone: {done.predicted_increase:+.4g}")
-    if done.accuracy is not None:
-        error = done.calibration_error
-        calibration = "" if error is None else f"; calibration error {error:.3f} (same samples)"
-        say(f"holdout accuracy {done.accuracy:.2%}{calibration}")
-        for label, (right, total) in done.per_class.items():
-            say(f"  {printable(label)}: {right} of {total}")
-    if done.flips is not None and done.drop is not None:
-        say(f"known labels: accuracy {0.0 - done.drop:+.2%}, turned from right to wrong {done.flips:.2%}")
-    removed = f", removed {', '.join(map(str, done.disk.removed))}" if done.disk.removed else ""
-    total = sum(row["bytes"] for row in done.disk.kept)
-    kept = ", ".join(str(row["version"]) for row in done.disk.kept)
-    say(f"disk: wrote {in_bytes(done.disk.written)}; versions kept {kept}{removed}; {in_bytes(total)} in all")
-    for sentence in done.gates:
-        say(f"gate: {sentence}")
-    state = "is current" if done.accepted else "is kept, but exceeds a gate: it is not current"
-    say(f"{model}: version {done.version} {state}")

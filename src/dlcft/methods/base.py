@@ -217,6 +217,10 @@ class Method(abc.ABC):
         """The rise of the old tasks' mean loss through the last task, by the memory alone; None if unknown."""
         return self.increase
 
+    def old_loss(self) -> float | None:
+        """The old tasks' mean loss before the last task, which `predicted_increase` adds to; None if unknown."""
+        return None
+
     def forget(self, task: Task, *, origin_factor: float | None = None) -> None:
         """Remove samples from the memory; see `Ridge.forget`.
 

@@ -245,10 +245,16 @@ class Ridge(Method):
         It is unknown in task-il, where a sample's loss counts the outputs of its own head: second moments are summed
         over all heads. Only a ridge regression minimises that loss: with other solutions it may fall.
         """
+        old = self.old_loss()
+        if old is None or self.before is None:
+            return None
+        return self.before.loss(*self._solution(self.sums), self.scale) - old
+
+    def old_loss(self) -> float | None:
+        """The exact mean loss of all data before the last task, by the fit to these; unknown as the increase is."""
         if self.before is None or self.sums is None or not self.before.samples or self.scenario == "task-il":
             return None
-        now, then = self._solution(self.sums), self._solution(self.before)
-        return self.before.loss(*now, self.scale) - self.before.loss(*then, self.scale)
+        return self.before.loss(*self._solution(self.before), self.scale)
 
     def state(self) -> State:
         """The sums."""
