@@ -334,7 +334,7 @@ def test_a_directory_from_someone_else_runs_no_code(name, tmp_path):
         assert (
             f"made on the backbone '{name}', whose code is not part of dlcft; if you trust it, repeat it" in done.stderr
         )
-        assert f"--backbone {name}." in done.stderr
+        assert f"--backbone {name} (in Python" in done.stderr
     assert not marker.exists()
 
 

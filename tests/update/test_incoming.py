@@ -86,11 +86,14 @@ def test_of_a_large_label_some_are_looked_at(learner, monkeypatch):
 @pytest.mark.parametrize(
     ("counts", "expected"),
     [
-        ({"a": {"b": 3}, "b": {"a": 3}}, set()),  # three samples of three may be chance
-        ({"a": {"b": 4}, "b": {"a": 4}}, {"a", "b"}),
+        ({"a": {"b": 1}, "b": {"a": 2}}, set()),  # three samples may be chance
+        ({"a": {"b": 2}, "b": {"a": 2}}, {"a", "b"}),
+        ({"a": {"b": 6}, "b": {"b": 6}}, set()),  # one label alone needs more of them
+        ({"a": {"b": 7}, "b": {"b": 6}}, {"a"}),
         ({"a": {"a": 10, "b": 30}, "b": {"b": 40}}, {"a"}),  # most of one folder
         ({"a": {"a": 2, "b": 18, "c": 20}, "b": {"b": 40}}, set()),  # a weak version: no answer has more than half
         ({"a": {"a": 2, "b": 15, "c": 13}, "b": {"b": 2, "a": 15, "c": 13}}, {"a", "b"}),  # but these change places
+        ({"a": {"b": 9}, "b": {"c": 9}, "c": {"a": 9}, "d": {"a": 3}}, {"a", "b", "c"}),  # and these in a ring
         ({"a": {"a": 14, "b": 16}}, set()),  # hardly more than its own
     ],
 )

@@ -26,9 +26,8 @@ def predictions(
     import torch
 
     from dlcft.network import workers
-    from dlcft.update.calibration import learner_temperature, probabilities
 
-    names, temperature, place = learner.labels(), learner_temperature(learner), workers.place()
+    names, place = learner.labels(), workers.place()
     parts = torch.arange(len(what)).split(batch_size)
     for first in range(0, len(parts), workers.count()):
         own: list[tuple[str, list[tuple[str, float]]]] = []
@@ -36,8 +35,7 @@ def predictions(
         with workers.together(), workers.apart():
             for indices in parts[first + place : first + place + 1]:
                 for index, x in _readable(what, indices, problems):
-                    given = probabilities(learner.outputs(x), temperature)
-                    for row, position in zip(given, index.tolist(), strict=True):
+                    for row, position in zip(learner.predict_proba(x), index.tolist(), strict=True):
                         best = row.topk(min(top, len(names)))
                         found = zip(best.values.tolist(), best.indices.tolist(), strict=True)
                         own.append((what.name(position), [(str(names[i]), p) for p, i in found]))

@@ -25,7 +25,7 @@ from dlcft.cli.opening import (
     store_to_update,
     unbound,
 )
-from dlcft.cli.told import print_update, say_incoming
+from dlcft.cli.told import print_update, say_evaluation, say_incoming
 from dlcft.cli.tracking import UNLOGGED, Tracking, check_tracking, followed, told, tracked
 from dlcft.cli.workers import started_again
 from dlcft.pages import in_bytes, in_seconds
@@ -43,6 +43,8 @@ _OWN = "A module of your own that defines the model's method or curvature; may b
 Import = Annotated[list[str] | None, Parameter(name="--import", help=_OWN)]
 _REPEATED = "The model's backbone, repeated, where its name imports or downloads something (module:factory, timm:, …)."
 Backbone = Annotated[str | None, Parameter(help=_REPEATED)]
+_MOVED = "Where the backbone's file of weights is now, if it was moved; it must hold the same network."
+Weights = Annotated[str | None, Parameter(help=_MOVED)]
 _BUDGETS = (1000, 2500, 5000, 10_000)  # features whose costs a dry run tells
 _GATE = 3  # exit code when a gate has kept the new version from becoming current
 _SKIPPED = 4  # exit code when an input could not be read
@@ -85,7 +87,7 @@ def update(
             encoder), .tar shards, or an .npz file with x and y.
         backbone: The pre-trained network: a name that `dlcft list backbones` shows, or module:factory. Later updates
             need it only if that name imports or downloads something.
-        weights: Its file, for the first update.
+        weights: Its file, for the first update; later, where that file is now, if it was moved.
         method: For the first update: a name that `dlcft list methods` shows, or module:Name of your own; dlcft-exact by
             default.
         train: For the first update: only the layers under this name learn, such as layer4; may be repeated.
@@ -195,6 +197,7 @@ def predict(
     top: int = 1,
     batch_size: int = 64,
     backbone: Backbone = None,
+    weights: Weights = None,
     import_: Import = None,
 ) -> None:
     """Give the label of each image or text, with probabilities.
@@ -221,7 +224,7 @@ def predict(
     if out is not None:
         apart("--out", out, model, inputs)
     import_own(import_ or ())
-    learner = open_learner(open_store(model), backbone=backbone)
+    learner = open_learner(open_store(model), backbone=backbone, weights=weights)
     what = learner.inputs(inputs)
     top = min(top, len(learner.labels()))
     skipped: list[str] = []
@@ -239,25 +242,33 @@ def predict(
 
 
 def evaluate(
-    *, model: Model, data: Path, backbone: Backbone = None, import_: Import = None, as_json: Json = False
+    *,
+    model: Model,
+    data: Path,
+    batch_size: int = 64,
+    backbone: Backbone = None,
+    weights: Weights = None,
+    import_: Import = None,
+    as_json: Json = False,
 ) -> None:
-    """Test a model on labelled data.
+    """Test a model on labelled data, label by label.
 
     Example: dlcft evaluate --model scenes --data holdout/
 
     Args:
         data: Labelled data, as for `dlcft update`.
+        batch_size: How many samples to read at once.
     """
-    from dlcft.update.forecast import TEST_BATCH
-
+    positive("--batch-size", batch_size)
     import_own(import_ or ())
-    result = open_learner(open_store(model), backbone=backbone).evaluate(data, batch_size=TEST_BATCH)
+    learner = open_learner(open_store(model), backbone=backbone, weights=weights)
+    result = learner.evaluate(data, batch_size=batch_size)
+    labels = result.pop("per_label")
     if as_json:
-        print(json.dumps({name: value if math.isfinite(value) else None for name, value in result.items()}))
+        told = {name: value if math.isfinite(value) else None for name, value in result.items()}
+        print(json.dumps(told | {"per_label": {str(label): counts for label, counts in labels.items()}}))
         return
-    unknown = int(result["unknown"])
-    also = f"; {unknown} samples, counted as errors, have labels that were never learned" if unknown else ""
-    say(f"accuracy {result['accuracy']:.2%}, mean loss {result['loss']:.4g}{also}")
+    say_evaluation(result, {str(label): counts for label, counts in labels.items()}, set(map(str, learner.labels())))
 
 
 def history(*, model: Model, as_json: Json = False) -> None:
@@ -323,6 +334,7 @@ def forget(
     weight: float | None = None,
     keep: int = 2,
     backbone: Backbone = None,
+    weights: Weights = None,
     import_: Import = None,
 ) -> None:
     """Forget samples as if they had never been learned: exact, for closed-form methods.
@@ -345,7 +357,7 @@ def forget(
         return
     import_own(import_ or ())
     store = open_store(model)
-    learner = open_learner(store, backbone=backbone)
+    learner = open_learner(store, backbone=backbone, weights=weights)
     samples = learner.samples(data)
     learner.forget(samples, weight=weight)
     still = learner.learned_before(samples)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,6 +53,19 @@ def say_incoming(rows: Sequence[Incoming]) -> None:
         say(f"  {printable(row.label)}: {row.same} of {row.looked_at}{other}{mark}")
     if len(rows) > _LINES:
         say(f"  and {len(rows) - _LINES} more labels")
+
+
+def say_evaluation(result: Mapping[str, float], labels: Mapping[str, tuple[int, int]], known: set[str]) -> None:
+    """Tell how many samples of each label are answered right; see `Learner.evaluate`."""
+    unknown = int(result["unknown"])
+    also = f"; {unknown} samples, counted as errors, have labels that were never learned" if unknown else ""
+    if unknown and math.isfinite(result["accuracy_known"]):
+        also += f": {result['accuracy_known']:.2%} without these"
+    say(f"accuracy {result['accuracy']:.2%}, mean loss {result['loss']:.4g}{also}")
+    width = max(len(printable(label)) for label in labels)
+    for label, (right, total) in labels.items():
+        said = f"{right} of {total}, {right / total:.1%}" if label in known else f"never learned, {total} samples"
+        say(f"  {printable(label):{width}}  {said}")
 
 
 def _say_holdout(done: Update) -> None:

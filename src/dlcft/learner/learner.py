@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from dlcft.closed_form.depth import Activation
 from dlcft.data.augment import Augmentation
 from dlcft.data.images import Preprocess
-from dlcft.data.labels import Label, Labels
+from dlcft.data.labels import Label, Labels, counted
 from dlcft.data.samples import Batches, Inputs, Samples, to_device
 from dlcft.data.sources import Tokenizer
 from dlcft.data.streams import Stream, StreamBatches, is_stream
@@ -40,6 +40,7 @@ from dlcft.network import workers
 from dlcft.network.classifier import Classifier, learned_state
 from dlcft.network.inputs import Input
 from dlcft.network.linearize import Selection
+from dlcft.network.pooled import with_features
 from dlcft.store.files import CheckpointError
 from dlcft.store.store import Store
 
@@ -48,7 +49,8 @@ class Learner:
     """Learns task after task from a pre-trained backbone, without keeping their data.
 
     Args:
-        backbone: any module that maps a batch to feature vectors. It is copied.
+        backbone: any module that maps a batch to feature vectors, or a base model of transformers (`AutoModel`). It is
+            copied.
         method: a name in `RECIPES`; a `Method` of one's own, as an object or as `module:Name`; or a `Recipe`.
         scenario: "class-il" (one head that grows with new labels), "data-il" (one head, the labels of the first
             task), or "task-il" (one head a task, named when learning and predicting).
@@ -390,20 +392,40 @@ class Learner:
         shares = workers.gathered(found)  # each worker's every n-th batch
         return torch.cat([shares[i % len(shares)][i // len(shares)] for i in range(sum(map(len, shares)))])
 
-    def predict(self, x: Any, *, head: str | None = None) -> list[Label]:
+    def predict(self, x: Any, *, head: str | None = None, batch_size: int = 256) -> list[Label]:
         """The label of each input.
 
         Raises:
             ValueError: when an output is not a finite number.
         """
         names = self._heads.labels[self._heads.known(head)].names
-        return [names[index] for index in self.outputs(x, head=head).argmax(1).tolist()]
+        return [names[index] for index in self.outputs(x, head=head, batch_size=batch_size).argmax(1).tolist()]
+
+    def predict_proba(self, x: Any, *, head: str | None = None, batch_size: int = 256) -> Tensor:
+        """The probability of each label for each input, in the order of `labels()`: `softmax(outputs / temperature)`.
+
+        Raises:
+            ValueError: when an output is not a finite number.
+        """
+        outputs = self.outputs(x, head=head, batch_size=batch_size)
+        return (outputs.double() / self.temperature).softmax(1)
+
+    @property
+    def temperature(self) -> float:
+        """What outputs are divided by for probabilities.
+
+        It is the one that `dlcft update` fitted on a holdout last, if there was one (`notes["temperature"]`); else one
+        that suits the method's outputs, and probabilities are not calibrated.
+        """
+        self.solve()
+        return self.notes.get("temperature") or self.method.usual_temperature or self.recipe.model.scale / 10
 
     @torch.no_grad()
-    def evaluate(self, data: Any, *, head: str | None = None, batch_size: int = 256) -> dict[str, float]:
-        """Accuracy, mean loss, and how many labels are `unknown`: never learned.
+    def evaluate(self, data: Any, *, head: str | None = None, batch_size: int = 256) -> dict[str, Any]:
+        """Accuracy, mean loss, how many labels are `unknown` (never learned), and `per_label` right and all samples.
 
-        An unknown label counts as an error; the loss is of the others alone, NaN if there are none.
+        An unknown label counts as an error in `accuracy`, and not in `accuracy_known`; the loss is of the others alone.
+        Both are NaN if there are none.
 
         Raises:
             ValueError: when an output is not a finite number.
@@ -413,18 +435,23 @@ class Learner:
         known = torch.tensor([not labels.unknown([label]) for label in samples.labels])
         names = [label if seen else labels.names[0] for label, seen in zip(samples.labels, known, strict=True)]
         batches = self._batches(samples, torch.arange(len(samples)), batch_size)
-        sums, indices = torch.zeros(2, dtype=torch.float64), labels.indices(names).to(self.device)
+        sums, indices = torch.zeros(1, dtype=torch.float64), labels.indices(names).to(self.device)
+        hits = torch.zeros(len(samples), dtype=torch.float64)
         with workers.together():
             for x, places in batches.of_worker():
                 seen, target = known[places.cpu()].to(self.device), indices[places]
                 outputs = _finite(model(x, name))[seen]
-                loss = len(outputs) * float(self.loss.value(outputs, target[seen])) if len(outputs) else 0.0
-                sums += torch.tensor([int((outputs.argmax(1) == target[seen]).sum()), loss])
-        workers.add_up([sums])
-        right, total = int(sums[0]), float(sums[1])
-        count = int(known.sum())
-        mean = total / count if count else math.nan
-        return {"accuracy": right / len(samples), "loss": mean, "unknown": len(samples) - count}
+                sums += len(outputs) * float(self.loss.value(outputs, target[seen])) if len(outputs) else 0.0
+                hits[places[seen].cpu()] = (outputs.argmax(1) == target[seen]).double().cpu()
+        workers.add_up([sums, hits])
+        count, right = int(known.sum()), int(hits.sum())
+        return {
+            "accuracy": right / len(samples),
+            "accuracy_known": right / count if count else math.nan,
+            "loss": float(sums) / count if count else math.nan,
+            "unknown": len(samples) - count,
+            "per_label": counted(samples.labels, hits.tolist()),
+        }
 
     def predicted_increase(self) -> float | None:
         """How much the last task has raised the old tasks' mean loss, by the memory alone.
@@ -506,7 +533,7 @@ class Learner:
         """
         store = directory if isinstance(directory, Store) else Store(directory)
         tensors, header, sha256 = read_learner(store, version)
-        if header["backbone"] != fingerprint(backbone):
+        if header["backbone"] != fingerprint(with_features(backbone)):
             raise CheckpointError(
                 f"the backbone's weights are not those that {store.directory} was learned on; give the same network."
             )

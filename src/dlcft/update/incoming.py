@@ -19,7 +19,8 @@ from dlcft.learner.learner import Learner
 from dlcft.update.forecast import TEST_BATCH
 
 MOST = 100  # samples of a label that are looked at: more would hardly tell more
-_ERRORS = 2.0  # standard errors by which another answer must come before the label's own
+# standard errors by which another answer must come before the label's own: of one label, and of those in a ring
+_ALONE, _IN_A_RING = 2.5, 2.0
 
 
 @dataclass(frozen=True)
@@ -79,19 +80,30 @@ def look_at(learner: Learner, samples: Samples) -> list[Incoming]:
 def doubted(counted: dict[Label, Counter[Label]]) -> set[Label]:
     """The labels that may be wrong, given how often the samples of each are answered as what.
 
-    One answer must come before the label itself by two standard errors of their difference, `√(both counts)`: at least
-    four samples of four. It must also be more than half of all answers, or the labels must change places (cat for dog
-    and dog for cat; cat, dog, owl, cat): a weak version may take most oaks for maples, but not these for oaks as well.
+    One answer must come before the label itself by some standard errors of their difference, `√(both counts)`. For a
+    label alone these are 2.5 (seven samples of seven), and the answer must be more than half of all. For labels that
+    change places in a ring (cat for dog and dog for cat; cat, dog, owl, cat) they are 2, of their counts together: a
+    weak version may take most oaks for maples, but not the maples for oaks as well.
     """
     ahead: dict[Label, Label] = {}
     for label, counts in counted.items():
         other = _other(label, counts)
-        if other is not None:
-            often, same = counts[other], counts[label]
-            if often - same >= _ERRORS * math.sqrt(often + same):
-                ahead[label] = other
-    mostly = {label for label, other in ahead.items() if 2 * counted[label][other] > counted[label].total()}
-    return mostly | {label for label in ahead if _returns(label, ahead)}
+        if other is not None and counts[other] > counts[label]:
+            ahead[label] = other
+
+    def errors(labels: Sequence[Label]) -> float:
+        often = sum(counted[label][ahead[label]] for label in labels)
+        same = sum(counted[label][label] for label in labels)
+        return (often - same) / math.sqrt(often + same)
+
+    found: set[Label] = set()
+    for label, other in ahead.items():
+        if errors([label]) >= _ALONE and 2 * counted[label][other] > counted[label].total():
+            found.add(label)
+        ring = _ring(label, ahead)
+        if ring and errors(ring) >= _IN_A_RING:
+            found.update(ring)
+    return found
 
 
 def doubts(rows: Sequence[Incoming]) -> list[str]:
@@ -125,16 +137,16 @@ def _other(label: Label, counts: Counter[Label]) -> Label | None:
     return min(others, key=lambda one: one[:2])[2] if others else None
 
 
-def _returns(label: Label, ahead: dict[Label, Label]) -> bool:
-    """Whether the way from a label to the label that it is taken for, and on, comes back to it."""
-    place = ahead[label]
-    for _ in ahead:
-        if place == label:
-            return True
-        if place not in ahead:
-            return False
-        place = ahead[place]
-    return False
+def _ring(label: Label, ahead: dict[Label, Label]) -> list[Label]:
+    """The way from a label to the one that it is taken for, and on, if it comes back; else none."""
+    ring = [label]
+    while (following := ahead.get(ring[-1])) is not None:
+        if following == label:
+            return ring
+        if following in ring:
+            break
+        ring.append(following)
+    return []
 
 
 def _evenly(places: list[int]) -> list[int]:
