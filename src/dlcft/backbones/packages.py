@@ -179,8 +179,10 @@ def _package(module: str) -> Any:
         return importlib.import_module(module)
     # a build for another torch raises the other two
     except (ImportError, RuntimeError, OSError) as error:
-        needed = f"this backbone needs the package {package}, which cannot be imported ({first_line(error)})"
-        raise ImportError(f"{needed}: pip install {package}.") from error
+        if isinstance(error, ModuleNotFoundError) and error.name in (package, module):
+            raise ImportError(f"this backbone needs the package {package}: pip install {package}.") from error
+        broken = f"this backbone needs the package {package}, which is installed but cannot be imported"
+        raise ImportError(f"{broken} ({type(error).__name__}: {first_line(error)}).") from error
 
 
 def _preprocess(

@@ -60,6 +60,7 @@ def update(
     method: str | None = None,
     train: list[str] | None = None,
     set_: Annotated[list[str] | None, Parameter(name="--set")] = None,
+    resize: Literal["stretch", "crop"] | None = None,
     import_: Import = None,
     holdout: Path | None = None,
     max_drop: float | None = None,
@@ -92,6 +93,8 @@ def update(
             default.
         train: For the first update: only the layers under this name learn, such as layer4; may be repeated.
         set_: A setting of the method to change, for the first update, as key=value; may be repeated.
+        resize: For the first update: how images come to the backbone's size. "stretch", the default, takes the whole
+            image and may change its proportions; "crop" keeps them and takes the part around the middle.
         holdout: Labelled data that is not learned, to test on.
         max_drop: Do not make the new version current if accuracy on the holdout falls by more, such as 0.02.
         max_drop_per_label: The same for each single label, such as 0.2. A fall that may be chance does not count: at
@@ -127,7 +130,7 @@ def update(
     if mlflow is not None:
         check_tracking(mlflow)
     settings = dict(setting(text) for text in set_ or [])
-    first = First(backbone, weights, method, train, settings, tuple(import_ or ()))
+    first = First(backbone, weights, method, train, settings, resize, tuple(import_ or ()))
     first.import_modules()
     store = store_to_update(model)
     with ExitStack() as held:
@@ -141,6 +144,8 @@ def update(
         held_out = None if holdout is None else learner.samples(holdout)
         if held_out is not None:
             _check_holdout(learner, samples, held_out, holdout, gated=gates.on_holdout)
+        if backbone is None and not learner.tasks and learner.directory is None:
+            _warn_small(learner, model)
         if dry_run:
             _describe(learner, samples, model, first, data, held_out, as_json)
             return
@@ -414,6 +419,14 @@ def _check_holdout(learner: Learner, samples: Samples, held_out: Samples, holdou
     task = learner.learned_before(held_out)
     if task is not None:
         warn(f"--holdout was learned as task {task + 1}; on other samples it is less accurate.")
+
+
+def _warn_small(learner: Learner, model: Path) -> None:
+    """Say what network is taken for a new model where none was named."""
+    assert learner.preprocess is not None
+    size = " × ".join(map(str, learner.preprocess.size or ()))
+    given = f"no --backbone is given, so {model} is made on 'shipped', a small network for images of {size} pixels"
+    warn(f"{given}: larger ones are reduced to that. For photographs take another one, see dlcft list backbones.")
 
 
 def _new_model(learner: Learner, model: Path) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ class First:
     method: str | None = None
     train: list[str] | None = None
     settings: dict[str, Any] = field(default_factory=dict)
+    resize: str | None = None
     modules: tuple[str, ...] = ()
 
     def import_modules(self) -> None:
@@ -35,8 +36,9 @@ class First:
 
     def given(self) -> list[str]:
         """The options that were given."""
-        options = {"--backbone": self.backbone, "--weights": self.weights, "--method": self.method}
-        return [name for name, value in (options | {"--train": self.train, "--set": self.settings}).items() if value]
+        options: dict[str, Any] = {"--backbone": self.backbone, "--weights": self.weights, "--method": self.method}
+        options |= {"--train": self.train, "--set": self.settings, "--resize": self.resize}
+        return [name for name, value in options.items() if value]
 
     def changed(self, header: Mapping[str, Any]) -> list[str]:
         """The options that were given and are not those of the first update."""
@@ -48,6 +50,7 @@ class First:
             "--weights": True,  # they may have been moved; that they are the same is checked
             "--method": self.method == notes.get("method"),
             "--train": self.train == notes.get("train"),
+            "--resize": self.resize == (header["preprocess"] or {}).get("resize", "stretch"),
             "--set": all(name in settings and settings[name] == value for name, value in self.settings.items()),
         }
         return [option for option in self.given() if not same[option]]
@@ -121,7 +124,15 @@ def _new(store: Store, first: First, begun: Version | None, bound: bool) -> Lear
     if fingerprint(again.module) != fingerprint(found.module):
         other = f"--backbone is {first.backbone}, which makes a network with other weights each time"
         raise ValueError(f"{other}; let it load them, or give --weights.")
-    reading: dict[str, Any] = {"preprocess": found.preprocess, "tokenizer": found.tokenizer}
+    preprocess = found.preprocess
+    if first.resize is not None and preprocess.size is None:
+        name = found.rebuild["name"]
+        raise ValueError(
+            f"--resize is {first.resize}, and the backbone {name!r} takes inputs of any size; leave it out."
+        )
+    if first.resize is not None:
+        preprocess = replace(preprocess, resize=first.resize)
+    reading: dict[str, Any] = {"preprocess": preprocess, "tokenizer": found.tokenizer}
     learner = Learner(found.module, method, train=first.train, **reading, **first.settings)
     learner.notes |= {"backbone": found.rebuild, "method": method, "train": first.train}
     if begun is None:
