@@ -26,7 +26,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from dlcft.closed_form.features import MOST_SAMPLES, frozen_copy
+from dlcft.closed_form.chunks import Known, in_chunks
+from dlcft.closed_form.features import frozen_copy
 from dlcft.curvature.grams import Layer
 from dlcft.network.inputs import AnyLayout, Input, call, in_half, reference
 from dlcft.network.linearize import Frozen, choose_output
@@ -108,6 +109,7 @@ class DepthFeatures(Frozen):
 
     def __init__(self, backbone: nn.Module, activations: Sequence[Activation], *, seed: int = 0) -> None:
         super().__init__()
+        self._known: Known = {}
         self.base = frozen_copy(backbone)
         self.activations = list(activations)
         self.length = sum(activation.length for activation in activations)
@@ -133,10 +135,7 @@ class DepthFeatures(Frozen):
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """Features φ, samples × features."""
         x: Input = kwargs if kwargs else args[0] if len(args) == 1 else args
-        first = next(leaf for leaf in tree_leaves(x) if isinstance(leaf, Tensor))
-        size = MOST_SAMPLES if first.device.type == "cpu" else max(1, len(first))
-        parts = [tree_map_only(Tensor, lambda t, i=i: t[i : i + size], x) for i in range(0, max(1, len(first)), size)]
-        return torch.cat([self._features(part) for part in parts])
+        return in_chunks(self._features, x, self._known)
 
     def _features(self, x: Input) -> Tensor:
         samples = len(next(leaf for leaf in tree_leaves(x) if isinstance(leaf, Tensor)))

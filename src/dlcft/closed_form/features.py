@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from dlcft.closed_form.chunks import MOST_SAMPLES, Known, in_chunks
 from dlcft.curvature._geometry import geometry
 from dlcft.curvature.grams import Layer
 from dlcft.curvature.rows import (
@@ -38,7 +39,6 @@ log = logging.getLogger("dlcft")
 
 MEMORY = 1 << 29  # bytes that the activations of one forward and backward pass may take
 FIRST_SAMPLES = 8
-MOST_SAMPLES = 64  # at once on a CPU: with more, activations leave its cache
 
 
 def frozen_copy(backbone: nn.Module) -> nn.Module:
@@ -98,6 +98,7 @@ class FrozenFeatures(Frozen):
         self, backbone: nn.Module, width: int, *, random: int = 0, bandwidth: float | None = None, seed: int = 0
     ) -> None:
         super().__init__()
+        self._known: Known = {}
         self.base = copy.deepcopy(backbone).eval().requires_grad_(False)
         generator, like = torch.Generator().manual_seed(seed), reference(self.base)
         weight = _random(random, width, generator=generator)
@@ -107,7 +108,8 @@ class FrozenFeatures(Frozen):
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """Features, samples × features."""
-        z: Tensor = self.base(*args, **kwargs)
+        x: Input = kwargs if kwargs else args[0] if len(args) == 1 else args
+        z = in_chunks(lambda part: choose_output(call(self.base, part), None), x, self._known)
         if self.weight is None:
             return z
         if self.phase is None:

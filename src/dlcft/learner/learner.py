@@ -34,7 +34,7 @@ from dlcft.learner.records import Adopted, Forgotten, Learned, Record, read_reco
 from dlcft.learner.state import as_written, check_current, read_learner, refuse_unimported, write_learner
 from dlcft.learner.train import TrainingLoop, augmented, seeded
 from dlcft.methods.base import Method, Task, joined_states, split_states
-from dlcft.methods.recipes import RECIPES, Recipe, named_recipe, own_recipe
+from dlcft.methods.recipes import RECIPES, Recipe, named_recipe, nearest_recipe, own_recipe
 from dlcft.methods.settings import SCENARIOS, Features, Scenario
 from dlcft.network import workers
 from dlcft.network.classifier import Classifier, learned_state
@@ -351,6 +351,9 @@ class Learner:
                 "would count twice."
             )
         ours, theirs = self._shared(), other._shared()
+        own, others = nearest_recipe(self.recipe), nearest_recipe(other.recipe)
+        if ours != theirs and own != others:
+            raise ValueError(f"the other learner has another method, {others} in place of {own}.")
         for name in ours | theirs:
             if ours.get(name) != theirs.get(name):
                 raise ValueError(
@@ -396,9 +399,10 @@ class Learner:
         """The label of each input.
 
         Raises:
-            ValueError: when an output is not a finite number.
+            ValueError: when an output is not a finite number, or all samples were forgotten.
         """
         names = self._heads.labels[self._heads.known(head)].names
+        self._check_known()
         return [names[index] for index in self.outputs(x, head=head, batch_size=batch_size).argmax(1).tolist()]
 
     def predict_proba(self, x: Any, *, head: str | None = None, batch_size: int = 256) -> Tensor:
@@ -407,6 +411,7 @@ class Learner:
         Raises:
             ValueError: when an output is not a finite number.
         """
+        self._check_known()
         outputs = self.outputs(x, head=head, batch_size=batch_size)
         return (outputs.double() / self.temperature).softmax(1)
 
@@ -430,6 +435,7 @@ class Learner:
         Raises:
             ValueError: when an output is not a finite number.
         """
+        self._check_known()
         (name, model), samples = self._ready(head), self.samples(data)
         labels = self._heads.labels[name]
         known = torch.tensor([not labels.unknown([label]) for label in samples.labels])
@@ -737,8 +743,8 @@ class Learner:
         self.history.append(Adopted(0, [HEAD], len(labels), count, known, weight, factor))
         self.tasks = 1
 
-    def _batches(self, samples: Samples | Inputs, y: Tensor, size: int, *, own: bool = False) -> Batches:
-        return Batches(samples, y, size, self.device, dtype=self._builder.dtype, own=own)
+    def _batches(self, samples: Samples | Inputs, y: Tensor, size: int, **options: bool) -> Batches:
+        return Batches(samples, y, size, self.device, dtype=self._builder.dtype, **({"bounded": True} | options))
 
     def _task(self, head: str, given: Gathered, labels: Labels) -> Task:
         size = self.recipe.training.batch_size
@@ -747,8 +753,13 @@ class Learner:
             settle = Settling(self._heads, head, self._grow)
             return Task(self.model, head, self.loss, streamed, 0, self._augment, self._stream, settle=settle)
         y = labels.indices(given.samples.labels)
-        batches = self._batches(given.samples, y, size, own=given.own)
+        batches = self._batches(given.samples, y, size, own=given.own, bounded=self.recipe.closed_form)
         return Task(self.model, head, self.loss, batches, given.total, self._augment, self._stream)
+
+    def _check_known(self) -> None:
+        """Refuse to answer from nothing: of equal outputs the first label would win."""
+        if self.method.empty:
+            raise ValueError("nothing is known any more, because all samples were forgotten; call learn(data) first.")
 
     def _ready(self, head: str | None) -> tuple[str, Classifier]:
         """A known head, and the model with its heads solved."""

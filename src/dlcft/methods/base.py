@@ -221,6 +221,11 @@ class Method(abc.ABC):
         """The old tasks' mean loss before the last task, which `predicted_increase` adds to; None if unknown."""
         return None
 
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is known any more, because all samples were forgotten."""
+        return False
+
     def forget(self, task: Task, *, origin_factor: float | None = None) -> None:
         """Remove samples from the memory; see `Ridge.forget`.
 

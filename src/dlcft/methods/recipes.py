@@ -166,6 +166,24 @@ def named_recipe(name: str, settings: Mapping[str, Any]) -> Recipe:
     return RECIPES[name].with_settings(settings, name)
 
 
+def nearest_recipe(recipe: Recipe) -> str:
+    """The name of the recipe that one is, or comes nearest to: a number counts as set or not, whatever its value."""
+
+    def kinds(one: Recipe) -> dict[str, Any]:
+        numbers = {name: bool(v) if isinstance(v, int | float) else v for name, v in one.settings.items()}
+        return {"method": type(one.method), **numbers}
+
+    own = kinds(recipe)
+    if type(recipe.method) not in METHODS.values():
+        return qualified(type(recipe.method))
+
+    def differences(name: str) -> int:
+        other = kinds(RECIPES[name])
+        return sum(own.get(key) != other.get(key) for key in own | other)
+
+    return min(RECIPES, key=differences)
+
+
 def own_recipe(method: Method) -> Recipe:
     """The recipe of a method that is given as an object: fixed features for closed form, else a linearised network."""
     if method.closed_form:

@@ -53,7 +53,7 @@ def look_at(learner: Learner, samples: Samples) -> list[Incoming]:
         learner: before it learns them.
         samples: the new batch.
     """
-    known = set(learner.labels()) if learner.tasks else set()
+    known = set(learner.labels()) if learner.tasks and not learner.method.empty else set()
     places: dict[Label, list[int]] = {}
     for place, label in enumerate(samples.labels):
         if label in known:

@@ -159,8 +159,9 @@ def update(
     if held_out is not None:
         check_labels(learner, samples, held_out, gated=gates.on_holdout)
     begun, before = learner.tasks > 0, None
-    known = set(learner.labels()) if begun else set()
-    if held_out is not None and begun:
+    answers = begun and not learner.method.empty  # all that was learned may have been forgotten
+    known = set(learner.labels()) if answers else set()
+    if held_out is not None and answers:
         before = _answers(learner, learner.outputs(held_out, batch_size=TEST_BATCH))
     elif held_out is not None:  # find an unreadable image before anything is learned
         for some in torch.arange(len(held_out)).split(TEST_BATCH):
