@@ -69,6 +69,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", help="an .npz file")
     parser.add_argument("--features", type=int, default=1000, help="depth features; the method's own default is 4096")
+    parser.add_argument("--seed", type=int, default=0, help="the first seed")
     options = parser.parse_args()
     if options.data is None:
         print("benchmarks/wrong_folders.py needs --data, an .npz file of CIFAR-100: left out")
@@ -78,7 +79,7 @@ def main() -> None:
     for classes, each, seeds in CASES:
         kinds: dict[str, list[Update]] = {"ordinary": [], "two swapped": [], "the most confused two swapped": []}
         named: dict[str, list[bool]] = {kind: [] for kind in kinds}
-        for seed in range(seeds):
+        for seed in range(options.seed, options.seed + seeds):
             learned, holdout = months(arrays, classes, each, seed)
             learner = Learner(found.module, preprocess=found.preprocess, depth_features=options.features)
             learner.learn(learned[0], progress=False)

@@ -22,7 +22,7 @@ from dlcft.data.labels import Label, label_name
 from dlcft.data.sources import Tokenizer
 from dlcft.learner.learner import Learner
 from dlcft.methods.recipes import Recipe, named_recipe
-from dlcft.update.calibration import learner_temperature, probabilities
+from dlcft.update.calibration import probabilities
 
 
 class Table(nn.Module):
@@ -121,7 +121,7 @@ class ContinualClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """The probability of each class, in the order of `classes_`."""
         outputs = self._outputs(X)
         given = np.zeros((len(outputs), len(self.classes_)))
-        given[:, self._places()] = probabilities(outputs, learner_temperature(self.learner_)).numpy()
+        given[:, self._places()] = probabilities(outputs, self.learner_.temperature).numpy()
         return given
 
     def __sklearn_is_fitted__(self) -> bool:

@@ -743,8 +743,8 @@ class Learner:
         self.history.append(Adopted(0, [HEAD], len(labels), count, known, weight, factor))
         self.tasks = 1
 
-    def _batches(self, samples: Samples | Inputs, y: Tensor, size: int, **options: bool) -> Batches:
-        return Batches(samples, y, size, self.device, dtype=self._builder.dtype, **({"bounded": True} | options))
+    def _batches(self, samples: Inputs, y: Tensor, size: int, *, own: bool = False, bounded: bool = True) -> Batches:
+        return Batches(samples, y, size, self.device, dtype=self._builder.dtype, own=own, bounded=bounded)
 
     def _task(self, head: str, given: Gathered, labels: Labels) -> Task:
         size = self.recipe.training.batch_size

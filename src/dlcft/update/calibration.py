@@ -11,8 +11,6 @@ import math
 import torch.nn.functional as F
 from torch import Tensor
 
-from dlcft.learner.learner import Learner
-
 _GOLDEN = (math.sqrt(5) - 1) / 2
 _RANGE = (-4.0, 4.0)  # of log10 of the temperature
 
@@ -20,13 +18,6 @@ _RANGE = (-4.0, 4.0)  # of log10 of the temperature
 def probabilities(outputs: Tensor, temperature: float) -> Tensor:
     """`softmax(outputs / temperature)`."""
     return (outputs.double() / temperature).softmax(1)
-
-
-def learner_temperature(learner: Learner) -> float:
-    """The temperature that was fitted on the last holdout; where there was none, one that suits the outputs."""
-    learner.solve()
-    usual = learner.method.usual_temperature or learner.recipe.model.scale / 10
-    return learner.notes.get("temperature") or usual
 
 
 def fit_temperature(outputs: Tensor, labels: Tensor, steps: int = 60) -> float:
