@@ -20,10 +20,9 @@ ROWS = (("resnet18", 224), ("resnet50", 224), ("tf_efficientnet_lite0", 192), ("
 
 
 def prepared(name: str, method: str, size: int, count: int) -> Callable[[], Any]:
-    from update import network
-
     from dlcft import Learner
     from dlcft.data.images import Preprocess
+    from update import network
 
     torch.set_num_threads(1)
     preprocess = Preprocess((size, size), (0.5,) * 3, (0.25,) * 3)
