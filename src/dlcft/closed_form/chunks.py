@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from dlcft.network.inputs import TOGETHER, Input
+from dlcft.network.linearize import Frozen
 
 MOST_SAMPLES = 64  # at once on a CPU: with more, activations leave its cache
 _MEMORY = 1 << 28  # bytes that the activations of one forward pass may take
@@ -18,6 +19,24 @@ _ALIVE = 6  # largest activations that are there at the same time; measured, wit
 
 # how many samples at once, by the shapes and dtypes of one sample; None where a batch cannot be split
 Known = dict[tuple[Any, ...], int | None]
+
+
+class Chunked(Frozen):
+    """Features of a frozen network that are computed for a few samples at a time.
+
+    Attributes:
+        at_once: whether a batch is taken whole instead, whatever memory that needs.
+    """
+
+    at_once: bool = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._known: Known = {}
+
+    def in_chunks(self, compute: Callable[[Input], Tensor], x: Input) -> Tensor:
+        """`compute(x)`, a row for each sample."""
+        return compute(x) if self.at_once else in_chunks(compute, x, self._known)
 
 
 @torch.no_grad()

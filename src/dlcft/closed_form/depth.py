@@ -26,11 +26,11 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from dlcft.closed_form.chunks import Known, in_chunks
+from dlcft.closed_form.chunks import Chunked
 from dlcft.closed_form.features import frozen_copy
 from dlcft.curvature.grams import Layer
 from dlcft.network.inputs import AnyLayout, Input, call, in_half, reference
-from dlcft.network.linearize import Frozen, choose_output
+from dlcft.network.linearize import choose_output
 
 log = logging.getLogger("dlcft")
 
@@ -96,7 +96,7 @@ class Activation:
         return found
 
 
-class DepthFeatures(Frozen):
+class DepthFeatures(Chunked):
     """`φ(x) = [z; means, covariances and grids of activations of all depths]` of a frozen network.
 
     It takes one forward pass. The network is copied and its BatchNorm folded.
@@ -109,7 +109,6 @@ class DepthFeatures(Frozen):
 
     def __init__(self, backbone: nn.Module, activations: Sequence[Activation], *, seed: int = 0) -> None:
         super().__init__()
-        self._known: Known = {}
         self.base = frozen_copy(backbone)
         self.activations = list(activations)
         self.length = sum(activation.length for activation in activations)
@@ -135,7 +134,7 @@ class DepthFeatures(Frozen):
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """Features φ, samples × features."""
         x: Input = kwargs if kwargs else args[0] if len(args) == 1 else args
-        return in_chunks(self._features, x, self._known)
+        return self.in_chunks(self._features, x)
 
     def _features(self, x: Input) -> Tensor:
         samples = len(next(leaf for leaf in tree_leaves(x) if isinstance(leaf, Tensor)))

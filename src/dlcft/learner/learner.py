@@ -29,6 +29,7 @@ from dlcft.learner.display import Report, reporter
 from dlcft.learner.gathering import Gathered, gathered_samples, gathered_stream
 from dlcft.learner.gathering import fingerprint as fingerprint_of
 from dlcft.learner.heads import HEAD, Heads, Settling
+from dlcft.learner.module import Answers, plain_module
 from dlcft.learner.notes import ProgressNotes
 from dlcft.learner.records import Adopted, Forgotten, Learned, Record, read_record
 from dlcft.learner.state import as_written, check_current, read_learner, refuse_unimported, write_learner
@@ -187,7 +188,7 @@ class Learner:
             x = to_device(few, learner.device, dtype=learner._builder.dtype)
             check_last(model, learner._builder.features(x), layer, x, learner.preprocess)
         elif isinstance(learner.recipe.model, Features) and learner.recipe.model.depth_features:
-            learner._builder.look(learner._example(example))
+            learner._builder.look(learner.example(example))
         learner._adopt(layer, Labels(labels), samples, weight)
         return learner
 
@@ -394,6 +395,25 @@ class Learner:
             found = [_finite(model(part, name)).float().cpu() for part, _ in batches.of_worker()]
         shares = workers.gathered(found)  # each worker's every n-th batch
         return torch.cat([shares[i % len(shares)][i // len(shares)] for i in range(sum(map(len, shares)))])
+
+    def module(self, *, head: str | None = None, probabilities: bool = False, example: Any = None) -> nn.Module:
+        """A plain module from a batch to the head's outputs: a graph of ordinary operations with a copy of the weights.
+
+        Nothing of the learner is in it: it serves where dlcft is not installed, on batches of any size, and with
+        `torch.export`, `torch.compile`, `torch.jit.trace` and ONNX (see `dlcft.learner.export`). It takes what the
+        network takes: images as floats in [0, 1] and of one size, which it normalises itself.
+
+        Args:
+            head: the task's name in "task-il".
+            probabilities: whether to give `softmax(outputs / temperature)` instead.
+            example: one or more inputs, where neither a preprocessing with a size nor a tokenizer tells their shape.
+
+        Raises:
+            ValueError: when the network cannot be written down as one graph.
+        """
+        name, model = self._ready(head)
+        answers = Answers(model, name, self.temperature if probabilities else None)
+        return plain_module(answers, self.example(example))
 
     def predict(self, x: Any, *, head: str | None = None, batch_size: int = 256) -> list[Label]:
         """The label of each input.
@@ -695,20 +715,26 @@ class Learner:
         self._builder.start_from(as_given(builder.backbone), [given.samples for given in tasks.values()])
         return loop
 
-    def _example(self, given: Any) -> Input:
-        """Inputs that show the shapes inside the network."""
+    def example(self, given: Any = None) -> Input:
+        """A small batch as the network takes it: of inputs that are given, or made up where their shape is known.
+
+        Raises:
+            ValueError: when it is not known.
+        """
+        size = None if self.preprocess is None else self.preprocess.size
+        if given is None and self.tokenizer is not None:
+            given = ["an example", "another one of some more words"]
         if given is not None:
             inputs = self.inputs(given)
-            few = inputs.fetch(torch.arange(min(3, len(inputs))))
-            return to_device(few, self.device, dtype=self._builder.dtype)
-        size = None if self.preprocess is None else self.preprocess.size
-        if self.preprocess is None or size is None:
+            x = inputs.fetch(torch.arange(min(3, len(inputs))))
+        elif self.preprocess is not None and size is not None:
+            x = torch.rand(3, self.preprocess.channels or 3, *size, generator=self._stream("example"))
+        else:
             raise ValueError(
-                "adopt got neither data nor example= nor a preprocessing with a size; depth_features need one of them "
-                "to see the shapes inside the network."
+                "there is neither data nor example= nor a preprocessing with a size; one of them is needed to see the "
+                "shapes inside the network."
             )
-        images = torch.rand(3, self.preprocess.channels or 3, *size, generator=self._stream("example"))
-        return images.to(self.device, self._builder.dtype)
+        return to_device(x, self.device, dtype=self._builder.dtype)
 
     @torch.no_grad()
     def _adopt(self, layer: nn.Linear, labels: Labels, samples: Samples | None, weight: float) -> None:

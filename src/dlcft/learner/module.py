@@ -1,0 +1,58 @@
+"""A learner's answers as a plain module: from a batch to outputs, with nothing of the learner in it."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_map_only
+
+from dlcft.closed_form.chunks import Chunked
+from dlcft.network.classifier import Classifier
+from dlcft.network.explicit import explicit
+from dlcft.network.inputs import Input, reference
+
+
+class Answers(nn.Module):
+    """A classifier's outputs, or its probabilities, or both, as float32.
+
+    Args:
+        model: the classifier, with its heads solved. It is copied.
+        head: the name of its head.
+        temperature: divides the outputs before their softmax; None for no probabilities.
+        both: whether outputs are given beside the probabilities.
+    """
+
+    def __init__(self, model: Classifier, head: str, temperature: float | None = None, *, both: bool = False) -> None:
+        super().__init__()
+        self.model = copy.deepcopy(model).eval()
+        for name in [name for name in self.model.heads if name != head]:
+            del self.model.heads[name]
+        for part in self.model.modules():
+            if isinstance(part, Chunked):
+                part.at_once = True
+        self.head, self.temperature, self.both = head, temperature, both
+        self.dtype = reference(self.model.backbone).dtype
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor | tuple[Tensor, Tensor]:
+        """Outputs, batch × labels."""
+        given: Input = kwargs if kwargs else args[0] if len(args) == 1 else args
+        x = tree_map_only(Tensor, lambda t: t.to(self.dtype) if t.is_floating_point() else t, given)
+        outputs = self.model(x, self.head).float()
+        if self.temperature is None:
+            return outputs  # type: ignore[no-any-return]
+        probabilities = (outputs / self.temperature).softmax(1)
+        return (outputs, probabilities) if self.both else probabilities
+
+
+@torch.no_grad()
+def plain_module(answers: Answers, x: Input) -> fx.GraphModule:
+    """The answers as a module of ordinary operations, for batches like `x`.
+
+    Raises:
+        ValueError: when the network cannot be written down as one graph.
+    """
+    answers(**x) if isinstance(x, dict) else answers(*(x if isinstance(x, tuple) else (x,)))  # what it decides once
+    return explicit(answers, x)
