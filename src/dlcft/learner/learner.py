@@ -35,7 +35,7 @@ from dlcft.learner.records import Adopted, Forgotten, Learned, Record, read_reco
 from dlcft.learner.state import as_written, check_current, read_learner, refuse_unimported, write_learner
 from dlcft.learner.train import TrainingLoop, augmented, seeded
 from dlcft.methods.base import Method, Task, joined_states, split_states
-from dlcft.methods.recipes import RECIPES, Recipe, named_recipe, nearest_recipe, own_recipe
+from dlcft.methods.recipes import RECIPES, Recipe, described, named_recipe, nearest_recipe, own_recipe
 from dlcft.methods.settings import SCENARIOS, Features, Scenario
 from dlcft.network import workers
 from dlcft.network.classifier import Classifier, learned_state
@@ -191,6 +191,14 @@ class Learner:
             learner._builder.look(learner.example(example))
         learner._adopt(layer, Labels(labels), samples, weight)
         return learner
+
+    def __repr__(self) -> str:
+        samples = sum(-one.samples if isinstance(one, Forgotten) else one.samples for one in self.history)
+        labels = {head: len(labels) for head, labels in self._heads.labels.items()}
+        knows = f"tasks learned {self.tasks}, samples {samples}, labels {sum(labels.values())}"
+        heads = f", heads {', '.join(labels)}" if self.scenario == "task-il" and labels else ""
+        place = "" if self.directory is None else f", in {str(self.directory)!r}"
+        return f"Learner({described(self.recipe)}, scenario={self.scenario!r}: {knows}{heads}{place})"
 
     @property
     def model(self) -> Classifier:
@@ -413,7 +421,7 @@ class Learner:
         """
         name, model = self._ready(head)
         answers = Answers(model, name, self.temperature if probabilities else None)
-        return plain_module(answers, self.example(example))
+        return plain_module(answers, self.example(example))[0]
 
     def predict(self, x: Any, *, head: str | None = None, batch_size: int = 256) -> list[Label]:
         """The label of each input.

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from dlcft.closed_form.chunks import Chunked
 from dlcft.network.classifier import Classifier
-from dlcft.network.explicit import explicit
-from dlcft.network.inputs import Input, reference
+from dlcft.network.explicit import SizeError, explicit, is_tokens
+from dlcft.network.inputs import Input, call, reference
 
 
 class Answers(nn.Module):
@@ -48,11 +48,16 @@ class Answers(nn.Module):
 
 
 @torch.no_grad()
-def plain_module(answers: Answers, x: Input) -> fx.GraphModule:
-    """The answers as a module of ordinary operations, for batches like `x`.
+def plain_module(answers: Answers, x: Input) -> tuple[fx.GraphModule, bool]:
+    """The answers as a module of ordinary operations, for batches like `x`; and whether it takes texts of any length.
 
     Raises:
         ValueError: when the network cannot be written down as one graph.
     """
-    answers(**x) if isinstance(x, dict) else answers(*(x if isinstance(x, tuple) else (x,)))  # what it decides once
-    return explicit(answers, x)
+    call(answers, x)  # some networks decide something at their first call
+    if any(is_tokens(leaf) for leaf in tree_leaves(x) if isinstance(leaf, Tensor)):
+        try:
+            return explicit(answers, x, sequences=True), True
+        except (SizeError, RuntimeError):  # a recurrent network has as many steps as there are tokens
+            pass
+    return explicit(answers, x), False

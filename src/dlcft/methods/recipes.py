@@ -184,6 +184,14 @@ def nearest_recipe(recipe: Recipe) -> str:
     return min(RECIPES, key=differences)
 
 
+def described(recipe: Recipe) -> str:
+    """A recipe as one would ask for it: the nearest one with a name, and the settings that differ."""
+    name = nearest_recipe(recipe)
+    known, own = (RECIPES[name].settings, recipe.settings) if name in RECIPES else ({}, settings_of(recipe.method))
+    changed = (f"{key}={value!r}" for key, value in own.items() if key not in known or known[key] != value)
+    return ", ".join([repr(name), *changed])
+
+
 def own_recipe(method: Method) -> Recipe:
     """The recipe of a method that is given as an object: fixed features for closed form, else a linearised network."""
     if method.closed_form:

@@ -1,8 +1,8 @@
 """A network as a graph of ordinary operations, for runtimes that know neither hooks nor derivatives.
 
 The network is run on batches of two sizes, and every tensor operation is written down. Forward-mode and reverse-mode
-derivatives run below that record as the operations that they consist of, so a linearised network becomes the explicit
-computation of value and change, layer by layer. A number that differs between the two runs depends on the batch size.
+derivatives run above that record, so it has the operations that they consist of: a linearised network becomes the
+explicit computation of value and change, layer by layer. A number that differs between the runs depends on the size.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from __future__ import annotations
 import functools
 import operator
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import product
 from typing import Any
 
 import torch
@@ -23,12 +24,20 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_u
 
 from dlcft.network.inputs import Input
 
-SIZES = (3, 5)  # of the two batches: neither is 1, for which operations take other ways
+SAMPLES = (3, 5)  # of the runs: neither is 1, for which operations take other ways
+LENGTHS = (7, 11)  # of the sequences, where there are any
 
 aten = torch.ops.aten
 
 
-def explicit(network: Callable[..., Any], x: Input) -> fx.GraphModule:
+class SizeError(ValueError):
+    """The operations themselves, not their sizes alone, depend on the size of the batch."""
+
+    def __init__(self) -> None:
+        super().__init__("the network does other operations for another batch size; it is not one graph of operations.")
+
+
+def explicit(network: Callable[..., Any], x: Input, *, sequences: bool = False) -> fx.GraphModule:
     """The graph of what a network computes for a batch, as a module that takes batches of any size.
 
     Its tensors are the network's own. Nothing else of the network is left in it, neither classes nor hooks.
@@ -36,27 +45,36 @@ def explicit(network: Callable[..., Any], x: Input) -> fx.GraphModule:
     Args:
         network: a module or function in evaluation mode, from a batch to a tensor or a tuple of tensors.
         x: an example. The shape of a sample is fixed by it.
+        sequences: whether the second axis of integers is one of tokens, whose number is not fixed.
 
     Raises:
-        ValueError: when the operations, and not their sizes alone, depend on the batch size.
+        SizeError: when the network cannot be written down in this way.
     """
+    runs = [(n, length) for length, n in product(LENGTHS if sequences else (0,), SAMPLES)]
     names = list(x) if isinstance(x, Mapping) else ["x"] if isinstance(x, Tensor) else [f"x{i}" for i in range(len(x))]
     own: dict[int, str] = {}
     if isinstance(network, nn.Module):
         tensors = [*network.named_parameters(), *network.named_buffers()]
         own = {id(tensor): re.sub(r"[^\w.]", "_", name) for name, tensor in tensors}
-    first, second = (_traced(network, sized(x, size)) for size in SIZES)
-    return _joined(first, second, names, own)
+    return _joined([_traced(network, sized(x, *run)) for run in runs], _Sizes(runs), names, own)
 
 
-def sized(x: Input, size: int) -> Input:
-    """A batch of `size` samples: those of `x`, from the first one on and over again."""
-    samples = batch_size(x)
+def sized(x: Input, samples: int, length: int = 0) -> Input:
+    """A batch of so many samples, and of so many tokens if that is not 0: those of `x`, over and over again."""
+    known = batch_size(x)
 
     def repeated(t: Tensor) -> Tensor:
-        return t[torch.arange(size, device=t.device) % samples] if t.dim() and len(t) == samples else t
+        if not t.dim() or len(t) != known:
+            return t
+        t = t[torch.arange(samples, device=t.device) % known]
+        return t[:, torch.arange(length, device=t.device) % t.shape[1]] if length and is_tokens(t) else t
 
     return tree_map_only(Tensor, repeated, x)  # type: ignore[no-any-return]
+
+
+def is_tokens(t: Tensor) -> bool:
+    """Whether a tensor may be one of tokens, samples × positions."""
+    return t.dim() == 2 and not t.is_floating_point()
 
 
 def batch_size(x: Input) -> int:
@@ -91,35 +109,36 @@ def _plain_kernels() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fast_path)
 
 
-def _joined(first: fx.GraphModule, second: fx.GraphModule, names: list[str], own: Mapping[int, str]) -> fx.GraphModule:
-    """One graph from those of two batch sizes; `own` are the names of the network's tensors, by their identity."""
+def _joined(
+    traces: Sequence[fx.GraphModule], sizes: _Sizes, names: list[str], own: Mapping[int, str]
+) -> fx.GraphModule:
+    """One graph from those of several runs; `own` are the names of the network's tensors, by their identity."""
     graph, root, places = fx.Graph(), dict[str, Tensor](), dict[fx.Node, fx.Node]()
-    pairs = list(zip(first.graph.nodes, second.graph.nodes, strict=False))
-    same = all((one.op, one.target) == (other.op, other.target) for one, other in pairs)
-    if not same or len(first.graph.nodes) != len(second.graph.nodes):
-        raise ValueError(_CHANGES)
-    size = _Size(graph)
-    for one, other in pairs:
-        if one.op == "placeholder":
-            places[one] = graph.placeholder(names[len(places)])
+    if len({len(trace.graph.nodes) for trace in traces}) > 1:
+        raise SizeError
+    for nodes in zip(*(trace.graph.nodes for trace in traces), strict=True):
+        first = nodes[0]
+        if any((node.op, node.target) != (first.op, first.target) for node in nodes):
+            raise SizeError
+        if first.op == "placeholder":
+            places[first] = graph.placeholder(names[len(places)])
             if len(places) == len(names):
-                size.measure(next(node for node in places.values()))
-        elif one.op == "get_attr":
-            tensor, again = (getattr(owner, one.target) for owner in (first, second))
-            if tensor is not again and not torch.equal(tensor, again):
-                raise ValueError(_CHANGES)
-            name = own.get(id(tensor), one.target)
-            root[name] = tensor
-            places[one] = graph.get_attr(name)
+                sizes.measure(graph, list(traces[0].graph.nodes)[: len(names)], list(places.values()))
+        elif first.op == "get_attr":
+            tensors = [getattr(trace, first.target) for trace in traces]
+            if not all(tensors[0] is tensor or torch.equal(tensors[0], tensor) for tensor in tensors):
+                raise SizeError
+            name = own.get(id(tensors[0]), first.target)
+            root[name] = tensors[0]
+            places[first] = graph.get_attr(name)
         else:
-            args, kwargs = size.joined((one.args, one.kwargs), (other.args, other.kwargs), places)
-            if one.op == "output":
+            args, kwargs = _arguments([(node.args, node.kwargs) for node in nodes], sizes, places)
+            if first.op == "output":
                 graph.output(*args)
             else:
-                places[one] = _called(graph, one.target, args, kwargs)
+                places[first] = _called(graph, first.target, args, kwargs)
     graph.eliminate_dead_code()
-    module = fx.GraphModule(root, graph, "Explicit")
-    return module.requires_grad_(False).eval()
+    return fx.GraphModule(root, graph, "Explicit").requires_grad_(False).eval()
 
 
 def _called(graph: fx.Graph, target: Any, args: Any, kwargs: Any) -> fx.Node:
@@ -131,58 +150,99 @@ def _called(graph: fx.Graph, target: Any, args: Any, kwargs: Any) -> fx.Node:
     return graph.call_function(getattr(torch, name) if name in _FUNCTIONS else target, args, kwargs)
 
 
-class _Size:
-    """Numbers that depend on the batch size, as nodes of a graph."""
+def _arguments(given: Sequence[Any], sizes: _Sizes, places: Mapping[fx.Node, fx.Node]) -> Any:
+    """The arguments of an operation, given those of each run."""
+    first = given[0]
+    if isinstance(first, fx.Node):
+        return places[first]
+    if isinstance(first, Mapping):
+        return {key: _arguments([one[key] for one in given], sizes, places) for key in first}
+    if isinstance(first, list | tuple):
+        if len({len(one) for one in given}) > 1:
+            raise SizeError
+        return type(first)(_arguments(parts, sizes, places) for parts in zip(*given, strict=True))
+    if all(one == first for one in given):
+        return first
+    if any(type(one) is not int for one in given):
+        raise SizeError
+    return sizes.number(given)
 
-    def __init__(self, graph: fx.Graph) -> None:
+
+class _Sizes:
+    """Numbers that depend on the numbers of samples and tokens, as nodes of a graph.
+
+    Args:
+        runs: both for each run: all samples with the first length, then all with the second, if there is one.
+    """
+
+    def __init__(self, runs: Sequence[tuple[int, int]]) -> None:
+        self.runs = runs
+        self.known: dict[Any, fx.Node] = {}
+
+    def measure(self, graph: fx.Graph, traced: list[fx.Node], inputs: list[fx.Node]) -> None:
+        """Take both from the inputs."""
         self.graph = graph
-        self.known: dict[tuple[int, int], fx.Node] = {}
+        shapes = [node.meta["val"] for node in traced]
+        batched = next(i for i, t in enumerate(shapes) if t.dim() and len(t) == SAMPLES[0])
+        self.known["samples"] = graph.call_method("size", (inputs[batched], 0))
+        if self.runs[0][1]:
+            tokens = next(i for i, t in enumerate(shapes) if is_tokens(t) and len(t) == SAMPLES[0])
+            self.known["length"] = graph.call_method("size", (inputs[tokens], 1))
 
-    def measure(self, x: fx.Node) -> None:
-        """Take the batch size from an input."""
-        self.known[1, 0] = self.graph.call_method("size", (x, 0))
+    def number(self, values: Sequence[int]) -> fx.Node:
+        """`a + b·samples + c·length + d·samples·length`, given its value in each run."""
+        (n, length), step = self.runs[0], self.runs[1][0] - self.runs[0][0]
+        slopes = [_exact(values[i + 1] - values[i], step) for i in range(0, len(values), 2)]
+        starts = [values[2 * i] - slope * n for i, slope in enumerate(slopes)]
+        further = self.runs[-1][1] - length
+        of_both, of_length = (_exact(pair[-1] - pair[0], further) if further else 0 for pair in (slopes, starts))
+        terms = {"samples": slopes[0] - of_both * length, "length": of_length, "both": of_both}
+        total: fx.Node | int = starts[0] - of_length * length
+        for name, factor in terms.items():
+            if factor:
+                total = self._operation(operator.add, self._operation(operator.mul, self._size(name), factor), total)
+        assert isinstance(total, fx.Node)
+        return total
 
-    def number(self, one: int, other: int) -> fx.Node:
-        """`slope·size + rest`, given its values for the two sizes."""
-        slope, left = divmod(other - one, SIZES[1] - SIZES[0])
-        rest = one - slope * SIZES[0]
-        if left:
-            raise ValueError(_CHANGES)
-        if (slope, 0) not in self.known:
-            self.known[slope, 0] = self.graph.call_function(operator.mul, (self.known[1, 0], slope))
-        if (slope, rest) not in self.known:
-            self.known[slope, rest] = self.graph.call_function(operator.add, (self.known[slope, 0], rest))
-        return self.known[slope, rest]
+    def _size(self, name: str) -> fx.Node:
+        if name != "both":
+            return self.known[name]
+        return self._operation(operator.mul, self.known["samples"], self.known["length"])
 
-    def joined(self, one: Any, other: Any, places: Mapping[fx.Node, fx.Node]) -> Any:
-        """The arguments of an operation, given those in the two runs."""
-        if isinstance(one, fx.Node):
-            return places[one]
-        if isinstance(one, Mapping):
-            return {key: self.joined(value, other[key], places) for key, value in one.items()}
-        if isinstance(one, list | tuple):
-            if len(one) != len(other):
-                raise ValueError(_CHANGES)
-            return type(one)(self.joined(a, b, places) for a, b in zip(one, other, strict=True))
-        if type(one) is int and type(other) is int and one != other:
-            return self.number(one, other)
-        if one != other:
-            raise ValueError(_CHANGES)
-        return one
+    def _operation(self, what: Callable[..., Any], one: fx.Node, other: fx.Node | int) -> fx.Node:
+        if other == (1 if what is operator.mul else 0):
+            return one
+        key = what, one, other
+        if key not in self.known:
+            self.known[key] = self.graph.call_function(what, (one, other))
+        return self.known[key]
+
+
+def _exact(difference: int, step: int) -> int:
+    slope, left = divmod(difference, step)
+    if left:
+        raise SizeError
+    return slope
 
 
 def _input_gradient(
-    g: Tensor, x: Tensor, weight: Tensor, bias_sizes: Any, stride: Any, padding: Any, dilation: Any, transposed: bool,
-    output_padding: Any, groups: int, wanted: list[bool],
-) -> Any:  # fmt: skip
-    """The gradient at a convolution's input as a transposed convolution; that of its weight is never asked for."""
-    if wanted[1] or wanted[2] or transposed:
+    g: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias_sizes: Any,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Any,
+    groups: int,
+    wanted: Sequence[bool],
+) -> Any:
+    """The gradient at a convolution's input as a transposed convolution; features ask for no other."""
+    if transposed or wanted[1] or wanted[2]:
         return NotImplemented
-    reached = [
-        (size - 1) * s - 2 * p + d * (k - 1) + 1
-        for size, s, p, d, k in zip(g.shape[2:], stride, padding, dilation, weight.shape[2:], strict=True)
-    ]
-    more = [have - size for have, size in zip(x.shape[2:], reached, strict=True)]
+    axes = zip(x.shape[2:], g.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
+    more = [size - ((out - 1) * s - 2 * p + d * (kernel - 1) + 1) for size, out, kernel, s, p, d in axes]
     return aten.convolution(g, weight, None, stride, padding, dilation, True, more, groups), None, None
 
 
@@ -214,4 +274,3 @@ def _decompositions() -> dict[Any, Callable[..., Any]]:
 
 _METHODS = ("reshape", "expand", "new_zeros", "new_ones", "new_full", "new_empty", "repeat")
 _FUNCTIONS = ("zeros", "ones", "full", "empty", "arange")
-_CHANGES = "the network does other operations for another batch size; it cannot be written down as one graph."

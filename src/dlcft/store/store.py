@@ -73,6 +73,9 @@ class Store:
         self._known: Manifest | None = None  # the manifest on the disk, while the lock is held
         self._told: OSError | None = None  # the last error of writing that names the directory
 
+    def __reduce__(self) -> tuple[type[Store], tuple[Path]]:
+        return Store, (self.directory,)  # a copy shares no lock
+
     def look(self) -> Manifest:
         """The manifest: one reading that tells the versions, the current one and the history.
 
