@@ -22,9 +22,11 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from dlcft import __version__
 from dlcft.data.decoding import first_line
 from dlcft.data.files import new_file
-from dlcft.learner.module import Answers, plain_module
-from dlcft.network.explicit import batch_size, is_tokens, sized
-from dlcft.network.inputs import Input
+from dlcft.data.samples import to_device
+from dlcft.learner.heads import HEAD
+from dlcft.learner.module import Answers, full_floats, plain_module
+from dlcft.network.explicit import SAMPLES, is_tokens, sized
+from dlcft.network.inputs import Input, reference
 
 if TYPE_CHECKING:
     from dlcft.learner.learner import Learner
@@ -78,13 +80,11 @@ def export(learner: Learner, path: str | Path, *, head: str | None = None, examp
     write = _onnx if path.suffix == ".onnx" else _program
     if path.suffix == ".onnx":
         _needed()
+    labels = learner.labels(HEAD if head is None else head)
     learner.solve()
-    x = learner.example(example)
-    name = next(iter(learner.model.heads)) if head is None and len(learner.model.heads) == 1 else head
-    labels = learner.labels(*([] if name is None else [name]))
-    assert name is not None
-    with torch.no_grad():
-        module, any_length = plain_module(Answers(learner.model, name, learner.temperature, both=True), x)
+    name = HEAD if head is None else head
+    x = full_floats(to_device(sized(learner.example(example), SAMPLES[0]), torch.device("cpu")))
+    module, any_length = plain_module(Answers(learner.model, name, learner.temperature, both=True).cpu(), x)
     facts = _facts(learner, labels, x, any_length)
     with _quiet():
         try:
@@ -106,12 +106,12 @@ def export(learner: Learner, path: str | Path, *, head: str | None = None, examp
 def _facts(learner: Learner, labels: list[Any], x: Input, any_length: bool) -> dict[str, Any]:
     """What a user of the file has to know."""
     images = isinstance(x, Tensor) and x.dim() == 4
-    names = ["images"] if images else list(x) if isinstance(x, Mapping) else ["x"] if isinstance(x, Tensor) else None
-    leaves = [leaf for leaf in tree_leaves(x) if isinstance(leaf, Tensor)]
-    inputs: dict[str, Any] = {}
-    for name, t in zip(names or [f"x{i}" for i in range(len(leaves))], leaves, strict=True):
-        shape = ["batch", *(["length"] if any_length and is_tokens(t) else t.shape[1:2]), *t.shape[2:]]
-        inputs[name] = {"shape": shape, "dtype": str(t.dtype).removeprefix("torch.")}
+    single = ["images" if images else "x"]
+    names = list(x) if isinstance(x, Mapping) else single if isinstance(x, Tensor) else [f"x{i}" for i in range(len(x))]
+    inputs = {
+        name: {"shape": _shape(t, any_length), "dtype": str(t.dtype).removeprefix("torch.")}
+        for name, t in zip(names, _tensors(x), strict=True)
+    }
     facts: dict[str, Any] = {
         "dlcft": __version__,
         "inputs": inputs,
@@ -134,21 +134,31 @@ def _facts(learner: Learner, labels: list[Any], x: Input, any_length: bool) -> d
     return facts
 
 
-def _names(facts: Mapping[str, Any]) -> list[str]:
-    return list(facts["inputs"])
+def _shape(t: Tensor, any_length: bool) -> list[int | str]:
+    """Of an input, with names for the axes that may have any length."""
+    if not t.dim() or len(t) != SAMPLES[0]:
+        return list(t.shape)
+    return ["batch", "length"] if any_length and is_tokens(t) else ["batch", *t.shape[1:]]
+
+
+def _tensors(x: Input) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(x) if isinstance(leaf, Tensor)]
+
+
+def _open_axes(facts: Mapping[str, Any], dim: Any = None) -> tuple[dict[int, Any], ...]:
+    """The axes of each input that may have any length, by name or as `dim`."""
+    shapes = [one["shape"] for one in facts["inputs"].values()]
+    return tuple({i: dim or size for i, size in enumerate(shape) if isinstance(size, str)} for shape in shapes)
 
 
 def _onnx(module: fx.GraphModule, x: Input, facts: Mapping[str, Any]) -> tuple[bytes, Run]:
     import numpy as np
     import onnxruntime
 
-    samples = batch_size(x)
-    dims = {"batch": "batch", "length": "length"}
-    axes = tuple({i: dims[d] for i, d in enumerate(one["shape"]) if d in dims} for one in facts["inputs"].values())
-    leaves = [t for t in tree_leaves(x) if isinstance(t, Tensor)]
-    varied = tuple(axis if t.dim() and len(t) == samples else {} for axis, t in zip(axes, leaves, strict=True))
-    options: dict[str, Any] = {"input_names": _names(facts), "output_names": list(OUTPUTS), "opset_version": OPSET}
-    program = torch.onnx.export(module, tuple(leaves), dynamo=True, dynamic_shapes=varied, verbose=False, **options)
+    names = list(facts["inputs"])
+    options: dict[str, Any] = {"input_names": names, "output_names": list(OUTPUTS), "opset_version": OPSET}
+    options |= {"dynamo": True, "dynamic_shapes": _open_axes(facts), "verbose": False}
+    program = torch.onnx.export(module, tuple(_tensors(x)), **options)
     assert program is not None
     model = program.model_proto
     for node in [*model.graph.node, *(node for function in model.functions for node in function.node)]:
@@ -162,20 +172,15 @@ def _onnx(module: fx.GraphModule, x: Input, facts: Mapping[str, Any]) -> tuple[b
     session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
 
     def run(given: list[Tensor]) -> list[Tensor]:
-        feed = {name: t.cpu().numpy() for name, t in zip(_names(facts), given, strict=True)}
+        feed = {name: t.cpu().numpy() for name, t in zip(names, given, strict=True)}
         return [torch.from_numpy(np.asarray(found)) for found in session.run(None, feed)]
 
     return content, run
 
 
 def _program(module: fx.GraphModule, x: Input, facts: Mapping[str, Any]) -> tuple[bytes, Run]:
-    leaves = [t for t in tree_leaves(x) if isinstance(t, Tensor)]
-    some = tuple(t[: max(2, len(t))] for t in leaves)
-    auto = torch.export.Dim.AUTO  # type: ignore[attr-defined]
-    shapes = tuple(
-        {i: auto for i, d in enumerate(one["shape"]) if isinstance(d, str)} for one in facts["inputs"].values()
-    )
-    program = torch.export.export(module, some, dynamic_shapes=shapes)
+    axes = _open_axes(facts, torch.export.Dim.AUTO)  # type: ignore[attr-defined]
+    program = torch.export.export(module, tuple(_tensors(x)), dynamic_shapes=axes)
     file = io.BytesIO()
     torch.export.save(program, file, extra_files={"dlcft.json": json.dumps(facts)})
     content = file.getvalue()
@@ -189,9 +194,10 @@ def _largest_difference(learner: Learner, head: str, run: Run, x: Input) -> floa
     for size in _CHECKED:
         batch = _varied(sized(x, size), seed=size)
         with torch.no_grad():
-            wanted = model(batch, head).float().cpu()
+            own = to_device(batch, learner.device, dtype=reference(model.backbone).dtype)
+            wanted = model(own, head).float().cpu()
         try:
-            found = run([leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)])
+            found = run(_tensors(batch))
         except Exception as error:  # a runtime's own kinds of errors
             raise ValueError(f"the exported network cannot be run on {size} samples: {_reason(error)}.") from error
         probabilities = (wanted / learner.temperature).softmax(1)

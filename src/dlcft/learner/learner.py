@@ -29,7 +29,7 @@ from dlcft.learner.display import Report, reporter
 from dlcft.learner.gathering import Gathered, gathered_samples, gathered_stream
 from dlcft.learner.gathering import fingerprint as fingerprint_of
 from dlcft.learner.heads import HEAD, Heads, Settling
-from dlcft.learner.module import Answers, plain_module
+from dlcft.learner.module import Answers, full_floats, plain_module
 from dlcft.learner.notes import ProgressNotes
 from dlcft.learner.records import Adopted, Forgotten, Learned, Record, read_record
 from dlcft.learner.state import as_written, check_current, read_learner, refuse_unimported, write_learner
@@ -421,7 +421,7 @@ class Learner:
         """
         name, model = self._ready(head)
         answers = Answers(model, name, self.temperature if probabilities else None)
-        return plain_module(answers, self.example(example))[0]
+        return plain_module(answers, full_floats(self.example(example)))[0]
 
     def predict(self, x: Any, *, head: str | None = None, batch_size: int = 256) -> list[Label]:
         """The label of each input.

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from dlcft.closed_form.chunks import Chunked
 from dlcft.network.classifier import Classifier
 from dlcft.network.explicit import SizeError, explicit, is_tokens
-from dlcft.network.inputs import Input, call, reference
+from dlcft.network.inputs import Input, call, in_half, reference
 
 
 class Answers(nn.Module):
@@ -45,6 +45,11 @@ class Answers(nn.Module):
             return outputs  # type: ignore[no-any-return]
         probabilities = (outputs / self.temperature).softmax(1)
         return (outputs, probabilities) if self.both else probabilities
+
+
+def full_floats(x: Input) -> Input:
+    """A batch with real numbers of half precision in float32: what a network computes in is its own matter."""
+    return tree_map_only(Tensor, lambda t: t.float() if in_half(t) else t, x)  # type: ignore[no-any-return]
 
 
 @torch.no_grad()
