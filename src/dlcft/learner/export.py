@@ -179,7 +179,7 @@ def _onnx(module: fx.GraphModule, x: Input, facts: Mapping[str, Any]) -> tuple[b
 
 
 def _program(module: fx.GraphModule, x: Input, facts: Mapping[str, Any]) -> tuple[bytes, Run]:
-    axes = _open_axes(facts, torch.export.Dim.AUTO)  # type: ignore[attr-defined]
+    axes = _open_axes(facts, torch.export.Dim.AUTO)
     program = torch.export.export(module, tuple(_tensors(x)), dynamic_shapes=axes)
     file = io.BytesIO()
     torch.export.save(program, file, extra_files={"dlcft.json": json.dumps(facts)})
@@ -244,7 +244,6 @@ def _quiet() -> Iterator[None]:
 
 def _reason(error: Exception) -> str:
     """The innermost error in one line."""
-    inner: BaseException = error
-    while inner.__cause__ is not None:
-        inner = inner.__cause__
-    return first_line(inner).rstrip(".")
+    while isinstance(error.__cause__, Exception):
+        error = error.__cause__
+    return first_line(error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from dlcft.closed_form.chunks import Chunked
 from dlcft.network.classifier import Classifier
-from dlcft.network.explicit import SizeError, explicit, is_tokens
+from dlcft.network.explicit import NotOneGraph, explicit, is_tokens, sized
 from dlcft.network.inputs import Input, call, in_half, reference
 
 
@@ -57,12 +58,18 @@ def plain_module(answers: Answers, x: Input) -> tuple[fx.GraphModule, bool]:
     """The answers as a module of ordinary operations, for batches like `x`; and whether it takes texts of any length.
 
     Raises:
-        ValueError: when the network cannot be written down as one graph.
+        NotOneGraph: see `explicit`; also when the module's answers at other batch sizes are not the same.
     """
-    call(answers, x)  # some networks decide something at their first call
     if any(is_tokens(leaf) for leaf in tree_leaves(x) if isinstance(leaf, Tensor)):
-        try:
-            return explicit(answers, x, sequences=True), True
-        except (SizeError, RuntimeError):  # a recurrent network has as many steps as there are tokens
-            pass
-    return explicit(answers, x), False
+        with suppress(NotOneGraph):  # a recurrent network has as many steps as there are tokens
+            return _checked(explicit(answers, x, sequences=True), answers, x, (4, 9)), True
+    return _checked(explicit(answers, x), answers, x, (4, 0)), False
+
+
+def _checked(module: fx.GraphModule, answers: Answers, x: Input, other: tuple[int, int]) -> fx.GraphModule:
+    for size in ((1, 0), other):
+        batch = sized(x, *size)
+        for found, wanted in zip(*(tree_leaves(call(one, batch)) for one in (module, answers)), strict=True):
+            if not torch.allclose(found, wanted, rtol=0, atol=1e-3 * float(wanted.abs().max())):
+                raise NotOneGraph
+    return module

@@ -22,7 +22,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
-from dlcft.network.inputs import Input
+from dlcft.network.inputs import Input, call
 
 SAMPLES = (3, 5)  # of the runs: neither is 1, for which operations take other ways
 LENGTHS = (7, 11)  # of the sequences, where there are any
@@ -30,11 +30,11 @@ LENGTHS = (7, 11)  # of the sequences, where there are any
 aten = torch.ops.aten
 
 
-class SizeError(ValueError):
-    """The operations themselves, not their sizes alone, depend on the size of the batch."""
+class NotOneGraph(ValueError):
+    """A network that is more than one fixed list of operations."""
 
-    def __init__(self) -> None:
-        super().__init__("the network does other operations for another batch size; it is not one graph of operations.")
+    def __init__(self, why: str = "it does other operations for another batch size") -> None:
+        super().__init__(f"the network cannot be written down as one graph of operations: {why}.")
 
 
 def explicit(network: Callable[..., Any], x: Input, *, sequences: bool = False) -> fx.GraphModule:
@@ -48,7 +48,7 @@ def explicit(network: Callable[..., Any], x: Input, *, sequences: bool = False) 
         sequences: whether the second axis of integers is one of tokens, whose number is not fixed.
 
     Raises:
-        SizeError: when the network cannot be written down in this way.
+        NotOneGraph: when its operations depend on the batch size, or on computed values.
     """
     runs = [(n, length) for length, n in product(LENGTHS if sequences else (0,), SAMPLES)]
     names = list(x) if isinstance(x, Mapping) else ["x"] if isinstance(x, Tensor) else [f"x{i}" for i in range(len(x))]
@@ -56,6 +56,8 @@ def explicit(network: Callable[..., Any], x: Input, *, sequences: bool = False) 
     if isinstance(network, nn.Module):
         tensors = [*network.named_parameters(), *network.named_buffers()]
         own = {id(tensor): re.sub(r"[^\w.]", "_", name) for name, tensor in tensors}
+    with torch.no_grad():
+        call(network, x)  # some decide something at their first call
     return _joined([_traced(network, sized(x, *run)) for run in runs], _Sizes(runs), names, own)
 
 
@@ -87,13 +89,17 @@ def _traced(network: Callable[..., Any], x: Input) -> fx.GraphModule:
     leaves, how = tree_flatten(x)
 
     def run(*given: Tensor) -> Any:
-        batch = tree_unflatten(list(given), how)
-        if isinstance(batch, Mapping):
-            return network(**batch)
-        return network(*batch) if isinstance(batch, tuple) else network(batch)
+        return call(network, tree_unflatten(list(given), how))
 
-    with _plain_kernels():
-        return make_fx(run, decomposition_table=_decompositions())(*leaves)
+    try:
+        with _plain_kernels():
+            return make_fx(run, decomposition_table=_decompositions())(*leaves)
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, ValueError) as error:
+        number = "value out of a tracing tensor" in str(error)
+        why = "it goes on from a computed value as a Python number" if number else str(error).strip().splitlines()[0]
+        raise NotOneGraph(why.rstrip(".")) from error
 
 
 @contextmanager
@@ -115,11 +121,11 @@ def _joined(
     """One graph from those of several runs; `own` are the names of the network's tensors, by their identity."""
     graph, root, places = fx.Graph(), dict[str, Tensor](), dict[fx.Node, fx.Node]()
     if len({len(trace.graph.nodes) for trace in traces}) > 1:
-        raise SizeError
+        raise NotOneGraph
     for nodes in zip(*(trace.graph.nodes for trace in traces), strict=True):
         first = nodes[0]
         if any((node.op, node.target) != (first.op, first.target) for node in nodes):
-            raise SizeError
+            raise NotOneGraph
         if first.op == "placeholder":
             places[first] = graph.placeholder(names[len(places)])
             if len(places) == len(names):
@@ -127,7 +133,7 @@ def _joined(
         elif first.op == "get_attr":
             tensors = [getattr(trace, first.target) for trace in traces]
             if not all(tensors[0] is tensor or torch.equal(tensors[0], tensor) for tensor in tensors):
-                raise SizeError
+                raise NotOneGraph
             name = own.get(id(tensors[0]), first.target)
             root[name] = tensors[0]
             places[first] = graph.get_attr(name)
@@ -159,12 +165,12 @@ def _arguments(given: Sequence[Any], sizes: _Sizes, places: Mapping[fx.Node, fx.
         return {key: _arguments([one[key] for one in given], sizes, places) for key in first}
     if isinstance(first, list | tuple):
         if len({len(one) for one in given}) > 1:
-            raise SizeError
+            raise NotOneGraph
         return type(first)(_arguments(parts, sizes, places) for parts in zip(*given, strict=True))
     if all(one == first for one in given):
         return first
     if any(type(one) is not int for one in given):
-        raise SizeError
+        raise NotOneGraph
     return sizes.number(given)
 
 
@@ -221,7 +227,7 @@ class _Sizes:
 def _exact(difference: int, step: int) -> int:
     slope, left = divmod(difference, step)
     if left:
-        raise SizeError
+        raise NotOneGraph
     return slope
 
 
