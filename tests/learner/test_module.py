@@ -70,6 +70,13 @@ def test_the_module_is_its_own():
     assert parameters < 2 * learner.model.head("main").weight.numel() + 1000  # no sums, which are squares
 
 
+def test_made_in_inference_mode():
+    learner = learned("tangent")
+    with torch.inference_mode():
+        module = learner.module()
+        agree(module(OTHERS), learner.outputs(OTHERS))
+
+
 def test_the_temperature_of_the_last_holdout():
     learner = learned("ridge")
     learner.notes["temperature"] = 0.25

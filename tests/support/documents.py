@@ -20,7 +20,7 @@ from sybil.parsers.markdown import CodeBlockParser
 from dlcft.cli import app
 
 ROOT = Path(__file__).parents[2]
-RUN = {"update", "predict", "evaluate", "history", "rollback", "forget", "list"}
+RUN = {"update", "predict", "evaluate", "history", "rollback", "forget", "export", "list"}
 SMALL = ["--set", "depth_features=150"]  # so that a first update takes a second
 FOLDERS = [f"{part}/{label}" for part in ("january", "february", "holdout") for label in ("dark", "light")]
 INLINE = re.compile(r"(?<!`)`((?:dlcft|python|make) [^`\n…]+)`(?!`)")

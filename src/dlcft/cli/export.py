@@ -55,38 +55,41 @@ def export(
 
 
 def lines(path: Path, facts: dict[str, Any]) -> str:
-    """A Python program without dlcft that runs an exported file on inputs given as arguments."""
+    """A Python program of ten lines, without dlcft, that runs an exported file on the files given as its arguments."""
     (name, given), *others = facts["inputs"].items()
-    onnx = path.suffix == ".onnx"
-    imports = ["import json", "import sys", "", "import numpy as np", *(["import onnxruntime"] if onnx else [])]
-    if onnx:
-        open_ = [
+    images = "preprocessing" in facts
+    if path.suffix == ".onnx":
+        runtime, feed = "onnxruntime", "dict(x)" if others else f"{{{name!r}: x}}"
+        opened = [
             f"session = onnxruntime.InferenceSession({str(path)!r}, providers=['CPUExecutionProvider'])",
             "labels = json.loads(session.get_modelmeta().custom_metadata_map['labels'])",
         ]
+        answers = f"session.run(['probabilities'], {feed})[0]"
     else:
-        imports = [*imports, "import torch"]
-        open_ = [
-            "facts = {'dlcft.json': ''}",
-            f"network = torch.export.load({str(path)!r}, extra_files=facts).module()",
-            "labels = json.loads(facts['dlcft.json'])['labels']",
+        names = ", ".join(f"torch.from_numpy(x[{one!r}])" for one in facts["inputs"])
+        runtime, feed = "torch", names if others else "torch.from_numpy(x)"
+        opened = [
+            f"network = torch.export.load({str(path)!r}, extra_files=(read := {{'dlcft.json': ''}})).module()",
+            "labels = json.loads(read['dlcft.json'])['labels']",
         ]
-    if "preprocessing" in facts:
-        imports.append("from PIL import Image, ImageOps")
-        read = _images(facts["preprocessing"])
-    elif others:
-        read = [f"x = np.load(sys.argv[1])  # an .npz file with {', '.join(facts['inputs'])}"]
+        answers = f"network({feed})[1].numpy()"
+    if images:
+        read, named = _images(facts["preprocessing"]), f"zip(sys.argv[1:], {answers})"
     else:
-        read = [f"x = np.load(sys.argv[1]).astype('{given['dtype']}')  # an .npy file of {given['shape']}"]
-    if onnx:
-        feed = "dict(x)" if others else f"{{{name!r}: x}}"
-        run = f"session.run(['probabilities'], {feed})[0]"
-    else:
-        feed = "*map(torch.from_numpy, x.values())" if others else "torch.from_numpy(x)"
-        run = f"network({feed})[1].numpy()"
-    of = "sys.argv[1:]" if "preprocessing" in facts else "range(10**9)"
-    tell = [f"for name, row in zip({of}, {run}):", "    print(name, labels[row.argmax()], row.max())"]
-    return "\n".join([*imports, "", *open_, *read, *tell])
+        what = f"an .npz file with {', '.join(facts['inputs'])}" if others else f"an .npy file, {given['shape']}"
+        cast = "" if others else f".astype('{given['dtype']}')"
+        read, named = [f"x = np.load(sys.argv[1]){cast}  # {what}"], f"enumerate({answers})"
+    return "\n".join(
+        [
+            "import json, sys",
+            f"import numpy as np, {runtime}",
+            *(["from PIL import Image, ImageOps"] if images else []),
+            *opened,
+            *read,
+            f"for name, row in {named}:",
+            "    print(name, labels[row.argmax()], row.max(), sep='\\t')",
+        ]
+    )
 
 
 def _images(preprocessing: dict[str, Any]) -> list[str]:

@@ -58,6 +58,7 @@ class Exported:
     facts: dict[str, Any]
 
 
+@torch.inference_mode(False)  # whose tensors take no gradients, of which some features consist
 def export(learner: Learner, path: str | Path, *, head: str | None = None, example: Any = None) -> Exported:
     """Write what a learner has learned as one file: the network, its labels, and how inputs are prepared.
 

@@ -404,6 +404,7 @@ class Learner:
         shares = workers.gathered(found)  # each worker's every n-th batch
         return torch.cat([shares[i % len(shares)][i // len(shares)] for i in range(sum(map(len, shares)))])
 
+    @torch.inference_mode(False)
     def module(self, *, head: str | None = None, probabilities: bool = False, example: Any = None) -> nn.Module:
         """A plain module from a batch to the head's outputs: a graph of ordinary operations with a copy of the weights.
 
