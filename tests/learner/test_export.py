@@ -143,7 +143,7 @@ ARCHITECTURES = {  # name: pixels, and settings that make it small
     "swin_tiny_patch4_window7_224": (64, WINDOWS),
     "densenet121": (32, {"block_config": (2, 2, 2, 2)}),
     "regnety_002": (32, {}),
-    "mixer_s32_224": (64, {"img_size": 64, "num_blocks": 2}),
+    "mixer_s32_224": (64, {"img_size": 64}),
     "resnet50_gn": (32, {"layers": (1, 1, 1, 1)}),
     "poolformer_s12": (32, {"layers": (1, 1, 1, 1)}),
 }

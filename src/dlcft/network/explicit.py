@@ -93,26 +93,33 @@ def _traced(network: Callable[..., Any], x: Input) -> fx.GraphModule:
 
     try:
         with _plain_kernels():
-            return make_fx(run, decomposition_table=_decompositions())(*leaves)
+            traced = make_fx(run, decomposition_table=_decompositions())(*leaves)
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, ValueError) as error:
         number = "value out of a tracing tensor" in str(error)
         why = "it goes on from a computed value as a Python number" if number else str(error).strip().splitlines()[0]
         raise NotOneGraph(why.rstrip(".")) from error
+    traced.graph.eliminate_dead_code()
+    return traced
 
 
 @contextmanager
 def _plain_kernels() -> Iterator[None]:
-    """Attention and recurrent layers as the operations that they consist of, not as one kernel of this machine."""
-    fast_path = torch.backends.mha.get_fastpath_enabled()
+    """Attention and recurrent layers as the operations that they consist of, not as one kernel of this machine.
+
+    Networks that ask `torch.compiler.is_compiling()` are told so: they look at no values then.
+    """
+    fast_path, compiling = torch.backends.mha.get_fastpath_enabled(), torch.compiler._is_compiling_flag
     torch.backends.mha.set_fastpath_enabled(False)
+    torch.compiler._is_compiling_flag = True
     flags = torch.backends.mkldnn.flags(enabled=False, deterministic=None, allow_tf32=None, fp32_precision=None)
     try:
         with sdpa_kernel(SDPBackend.MATH), flags:
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast_path)
+        torch.compiler._is_compiling_flag = compiling
 
 
 def _joined(
@@ -141,6 +148,8 @@ def _joined(
             args, kwargs = _arguments([(node.args, node.kwargs) for node in nodes], sizes, places)
             if first.op == "output":
                 graph.output(*args)
+            elif _only_layout(first):
+                places[first] = graph.call_method("reshape", args[:2])
             else:
                 places[first] = _called(graph, first.target, args, kwargs)
     graph.eliminate_dead_code()
@@ -154,6 +163,19 @@ def _called(graph: fx.Graph, target: Any, args: Any, kwargs: Any) -> fx.Node:
     if name in _METHODS:
         return graph.call_method(name, args, kwargs)
     return graph.call_function(getattr(torch, name) if name in _FUNCTIONS else target, args, kwargs)
+
+
+def _only_layout(node: fx.Node) -> bool:
+    """Whether an operation gives all elements of a tensor in their order, and says only how they lie in memory."""
+    if node.target not in (aten.as_strided.default, aten.as_strided_.default):
+        return False
+    x, size, stride, offset = (*node.args, None)[:4]
+    assert isinstance(x, fx.Node)
+    given: Tensor = x.meta["val"]
+    whole = torch.empty(size, device="meta")  # type: ignore[arg-type]
+    ordered = [s for s, n in zip(whole.stride(), whole.shape, strict=True) if n > 1]
+    wanted = [s for s, n in zip(stride, whole.shape, strict=True) if n > 1]  # type: ignore[arg-type]
+    return ordered == wanted and not offset and given.is_contiguous() and given.numel() == whole.numel()
 
 
 def _arguments(given: Sequence[Any], sizes: _Sizes, places: Mapping[fx.Node, fx.Node]) -> Any:
