@@ -162,24 +162,36 @@ class DepthFeatures(Chunked):
     def _moments(self, index: int, a: Tensor, rows: Tensor, weights: Tensor | None) -> Tensor:
         """The features of one activation: mean, covariance, grid."""
         one = self.activations[index]
-        mean = rows.mean(1) if weights is None else torch.einsum("ns,nsc->nc", weights, rows)
+        # other runtimes have no views: there a transposed activation would be one more copy of it
+        channels_first = self.at_once and one.layout in ("image", "channels") and a.shape[0] == rows.shape[0]
+        if channels_first and weights is None:
+            mean = a.flatten(2).mean(2)
+        else:
+            mean = rows.mean(1) if weights is None else torch.einsum("ns,nsc->nc", weights, rows)
         blocks = [mean @ self._matrix(f"mean {index}") if 0 < one.means < one.channels else mean[:, : one.means]]
         if one.pairs:
-            blocks.append(self._covariance(index, rows, mean, weights))
+            first = a.flatten(2) if channels_first and weights is None else None
+            blocks.append(self._covariance(index, rows, mean, weights, first))
         if one.fields:
             grid = F.adaptive_avg_pool2d(a, GRID).flatten(2).mT
             blocks.append((grid @ self._matrix(f"field {index}") if one.fields < one.channels else grid).flatten(1))
         return torch.cat(blocks, 1)
 
-    def _covariance(self, index: int, rows: Tensor, mean: Tensor, weights: Tensor | None) -> Tensor:
+    def _covariance(
+        self, index: int, rows: Tensor, mean: Tensor, weights: Tensor | None, first: Tensor | None
+    ) -> Tensor:
+        """Of rows, or of the same with `first` the channels and then the positions."""
         one = self.activations[index]
         weighted = rows / rows.shape[1] if weights is None else rows * weights[..., None]
         if one.pairs == (0, 0):
             whole = weighted.mT @ rows - mean[:, :, None] * mean[:, None]
-            first, second = torch.triu_indices(one.channels, one.channels, device=rows.device)
-            return whole[:, first, second]
+            i, j = torch.triu_indices(one.channels, one.channels, device=rows.device)
+            return whole[:, i, j]
         left, right = self._matrix(f"left {index}"), self._matrix(f"right {index}")
-        products = (weighted @ left).mT @ (rows @ right)
+        if first is not None:
+            products = (left.T @ first / first.shape[2]) @ (right.T @ first).mT
+        else:
+            products = (weighted @ left).mT @ (rows @ right)
         return (products - (mean @ left)[:, :, None] * (mean @ right)[:, None]).flatten(1)
 
     def _matrix(self, name: str) -> Tensor:
