@@ -89,7 +89,7 @@ def test_texts_of_any_length(tmp_path):
 
 
 def test_a_wrong_file_is_not_written(tmp_path, monkeypatch):
-    """As when the change of a linearised network is lost on the way, which no exporter tells."""
+    """As if the change of a linearised network were lost on the way."""
     learner = learned("dlcft-kfac")
     (tmp_path / "m.onnx").write_text("old")
     right = exporting.plain_module
