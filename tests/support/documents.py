@@ -3,6 +3,7 @@
 A command that takes minutes, or needs what is not here, is only parsed: its options must exist.
 """
 
+import os
 import re
 import shlex
 import shutil
@@ -29,6 +30,7 @@ INLINE = re.compile(r"(?<!`)`((?:dlcft|python|make) [^`\n…]+)`(?!`)")
 def prepare(namespace):
     """A folder with what README's commands take: pictures by label, and pictures without."""
     folder = namespace["folder"] = Path(tempfile.mkdtemp())
+    namespace["home"] = Path.cwd()
     draw = np.random.default_rng(0)
     for place in FOLDERS:
         level = 30 if place.endswith("dark") else 220
@@ -37,9 +39,11 @@ def prepare(namespace):
             pixels = np.clip(draw.normal(level, 20, (32, 32, 3)), 0, 255).astype(np.uint8)
             Image.fromarray(pixels).save(folder / place / f"{number}.png")
     shutil.copytree(folder / "holdout" / "dark", folder / "new-images")
+    os.chdir(folder)  # what a document writes is gone with it
 
 
 def clear(namespace):
+    os.chdir(namespace["home"])
     shutil.rmtree(namespace["folder"])
 
 
@@ -48,6 +52,8 @@ def possible(words):
     program, *rest = words
     if program == "make":
         subprocess.run(["make", "--dry-run", "--directory", ROOT, *rest], check=True, capture_output=True)
+    elif program == "pip":
+        assert rest == ["install", "."]
     elif program == "python" and rest[0] == "-m":
         assert (ROOT / rest[1].replace(".", "/")).with_suffix(".py").is_file(), f"there is no {rest[1]}"
     elif program == "python":
