@@ -256,7 +256,7 @@ def test_one_layer_learns_and_an_interrupted_update_may_be_begun_anew(tmp_path, 
         steps.append(given)
         return step(self, *given)
 
-    monkeypatch.setattr("dlcft.learner.train.PROGRESS_SECONDS", 0)
+    monkeypatch.setattr("dlcft.learner.notes.PROGRESS_SECONDS", 0)
     monkeypatch.setattr(Run, "_step", killed)
     for _ in range(2):  # the same command goes on where the first was interrupted, and not from the beginning
         steps = []
