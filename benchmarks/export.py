@@ -100,7 +100,7 @@ def main() -> None:
     rounds = min(options.rounds, 11) if options.quick else options.rounds
     compare("The shipped network, 32×32", shipped_resnet18(), 32, list(METHODS), rounds)
     if not options.quick:
-        compare("ResNet-18, 64×64", ResNet18(64, "small", 0.1), 64, ["dlcft-exact", "ridge", "dlcft-kfac"], rounds)
+        compare("ResNet-18, 64×64", ResNet18(64, "small", 0.1), 64, ["dlcft-exact", "ridge"], rounds)
 
 
 if __name__ == "__main__":
