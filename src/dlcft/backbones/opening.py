@@ -46,9 +46,16 @@ def load(
     check_header(current.header, model)
     if isinstance(backbone, nn.Module):
         return Learner.load(store, backbone, version=version, device=device)
+    return built(store, noted_backbone(store, backbone), weights=weights, version=version, device=device)
+
+
+def noted_backbone(store: Store, backbone: str | None = None) -> dict[str, Any]:
+    """How the backbone of a model is made, as arguments of `load_backbone`; see `load`."""
+    model, current = store.directory, store.current
+    assert current is not None
     if not current.header["tasks"]:
         raise ValueError(f"{model} holds a first update that was interrupted; give the same dlcft update once more.")
-    noted = current.header["notes"].get("backbone")
+    noted: dict[str, Any] | None = current.header["notes"].get("backbone")
     if noted is None:
         unknown = f"{model} was saved from Python and does not say how its backbone is made"
         raise ValueError(f"{unknown}; load it there with its backbone=, or give dlcft update --backbone once.")
@@ -58,7 +65,7 @@ def load(
         raise ValueError(f"{foreign}; if you trust it, repeat it: --backbone {name} (in Python, backbone={name!r}).")
     if backbone is not None and backbone != name:
         raise ValueError(f"the backbone is {backbone}, and {model} was made on {name!r}; give that, or leave it out.")
-    return built(store, noted, weights=weights, version=version, device=device)
+    return noted
 
 
 def built(

@@ -13,12 +13,14 @@ from cyclopts import App, CycloptsError, Parameter
 from dlcft import __version__
 from dlcft.cli import bench, model, paper
 from dlcft.cli.arguments import FAILURES, warn
+from dlcft.cli.compare import compare
 from dlcft.cli.demo import demo
 from dlcft.cli.export import export
 from dlcft.cli.workers import is_first, joined
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "demo": demo,
+    "compare": compare,
     "update": model.update,
     "predict": model.predict,
     "evaluate": model.evaluate,

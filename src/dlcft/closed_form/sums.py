@@ -340,6 +340,11 @@ class RidgeSums:
             best += 1
         return float(ridges[best])
 
+    @functools.cached_property
+    def usual_ridge(self) -> float:
+        """`choose_ridge` for a regression from zero in which samples weigh the same; found once."""
+        return self.choose_ridge()
+
     @torch.no_grad()
     def loss(self, weight: Tensor, bias: Tensor, scale: float = 15.0) -> float:
         """The mean of `½‖α·onehot(c) − Vφ − b‖²` over all data seen, exactly; unseen outputs have zero targets.

@@ -218,6 +218,11 @@ class Ridge(Method):
             theirs = other.sums.rearranged([moved[column] for column in range(len(moved))])
             self._keep(theirs if self.sums is None else self.sums.merge(theirs))
 
+    def take(self, sums: RidgeSums, head: str) -> None:
+        """Be as if these sums, and nothing else, had been learned for one head."""
+        self.columns = {head: list(range(sums.classes))}
+        self._keep(sums)
+
     def adopted(self, model: Classifier, head: str, task: Task | None) -> None:
         """The ridge pulls to the adopted head from now on; a sample counts as a first task."""
         layer = model.head(head)
@@ -350,7 +355,10 @@ class Ridge(Method):
     def _ridge(self, sums: RidgeSums, options: dict[str, Any]) -> float:
         if self.ridge is not None:
             return self.ridge
-        return accuracy_share(sums.features, sums.samples) * sums.choose_ridge(**options)
+        share = accuracy_share(sums.features, sums.samples)
+        if "start" in options or options.get("equal_classes"):
+            return share * sums.choose_ridge(**options)
+        return share * sums.usual_ridge  # whatever the scale
 
 
 def _below_others(layer: nn.Linear, seen: Tensor, scale: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import resource
 import signal
 import sys
@@ -9,8 +10,10 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -146,6 +149,25 @@ def measure_learning(learner: Learner, tasks: Sequence[tuple[Any, str | None]]) 
 def peak_memory() -> int:
     """The peak of this process's memory, in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def fresh_peak() -> None:
+    """Begin anew to note the peak of memory, where the system can (Linux): see `peak_since`.
+
+    Memory that the process holds and does not use is given back before.
+    """
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak_since() -> int:
+    """The peak of this process's memory since `fresh_peak`, in bytes; where that is not noted, since its start."""
+    with suppress(OSError, StopIteration):
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return 1024 * int(next(line for line in lines if line.startswith("VmHWM:")).split()[1])
+    return peak_memory()
 
 
 def apart(work: Callable[..., T], *arguments: Any) -> T:
