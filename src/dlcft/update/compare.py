@@ -26,13 +26,13 @@ from dlcft.update.clock import Clock, Report
 from dlcft.update.crossed import CrossValidation, Data, groups, guessed, is_crossed
 from dlcft.update.folds import chosen, split
 from dlcft.update.forecast import TEST_BATCH, fresh_peak, learning_seconds, measure_learning, peak_since
-from dlcft.update.verdict import RULE, Tested, ahead, recommended, share_right, weights
+from dlcft.update.verdict import RULE, Answers, ahead, recommended, share_right, weights
 
 CLOSED_FORM = tuple(name for name, recipe in RECIPES.items() if recipe.closed_form)
 TRAINED = ("none", "dlcft")  # in one batch, methods with a memory train as `none` does: there is no past yet
 SAMPLES, FOLDS = 2000, 5
 _UNEVEN = 1.5  # the largest class has so many times the samples of the smallest: accuracies of classes are told too
-_SQUARE = 1500  # rows of a matrix that tells how fast the processor is
+_SQUARE = 1000  # rows of a matrix that tells how fast the processor is
 _LOOK = 16  # samples that tell how fast the network is
 _TRIAL = (8, 8, TEST_BATCH)  # samples of the three tasks that tell how long training takes
 _FAILED = (ValueError, TypeError, FloatingPointError)
@@ -117,7 +117,7 @@ class Comparison:
 class _Found:
     """The answers and the costs of one method."""
 
-    tested: Tested
+    tested: Answers
     seconds: float
     peak: int
     features: int | None
@@ -236,7 +236,7 @@ def _test_closed(
             shown = {}
         clock.tell(steps[1], 1.0)
         for name, one in shown.items():
-            tested = Tested(one.right, data.folds >= 0, one.bytes, True)
+            tested = Answers(one.right, data.folds >= 0, one.bytes, True)
             found[name] = _Found(tested, total * one.reading + one.solving, one.peak, one.features)
     return found
 
@@ -270,7 +270,7 @@ def _test_trained(
         names = learner.labels()
         right[held] = torch.tensor([names[a] == b for a, b in zip(answers.tolist(), test.labels, strict=True)])
         seconds = (record.seconds_training + record.seconds_remembering) * total / len(known)
-        tested = Tested(right, held, stored_bytes(learner.state()[0]), recipe.closed_form)
+        tested = Answers(right, held, stored_bytes(learner.state()[0]), recipe.closed_form)
         found[name] = _Found(tested, seconds, peak, None)
         clock.tell(name, 1.0)
     return found
@@ -308,7 +308,7 @@ def _concluded(
     )
 
 
-def _row(name: str, one: _Found, choice: Tested, data: Data, same: Tensor, fair: Tensor) -> Row:
+def _row(name: str, one: _Found, choice: Answers, data: Data, same: Tensor, fair: Tensor) -> Row:
     tested, right = one.tested.tested, one.tested.right
     accuracy, error = share_right(one.tested, same)
     difference, difference_error = ahead(one.tested, choice, same)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from dlcft.pages import in_bytes, in_seconds
 from dlcft.pages.drawing import LEVEL, PALETTE, drawing
@@ -15,7 +16,10 @@ if TYPE_CHECKING:
 
 FORMATS = ("svg", "png")
 _CLOSED, _TRAINED, _CHOICE = PALETTE[0], PALETTE[1], PALETTE[2]
-_LINE = 0.052  # of the axes' height: how far apart names stand at least
+Point = tuple[float, float]
+Write = Callable[[float], str]
+# shares of the axes: the height of a line, the width of a letter, and how far apart bars stand
+_LINE, _LETTER, _STEP = 0.05, 0.017, 0.014
 
 
 def picture(found: Comparison, kind: str) -> bytes:
@@ -26,56 +30,77 @@ def picture(found: Comparison, kind: str) -> bytes:
         figure = Figure(figsize=(9.2, 4.2), facecolor="white")
         left, right = figure.subplots(1, 2, sharey=True)
         figure.subplots_adjust(left=0.075, right=0.985, bottom=0.13, top=0.83, wspace=0.06)
-        _panel(left, found, [row.bytes for row in found.rows], "on disk")
-        _panel(right, found, [row.seconds for row in found.rows], f"to learn all {found.total:,} samples")
+        _panel(left, found, [row.bytes for row in found.rows], "on disk", in_bytes)
+        seconds = [max(row.seconds, 1e-3) for row in found.rows]
+        _panel(right, found, seconds, f"to learn all {found.total:,} samples", in_seconds)
         left.set_ylabel("right answers to samples not learned, %")
-        left.xaxis.set_major_formatter(lambda value, _: in_bytes(value))
-        right.xaxis.set_major_formatter(lambda value, _: in_seconds(value))
         figure.suptitle(f"Recommended: {found.recommended}", x=0.075, y=0.97, ha="left", weight="bold")
-        figure.text(0.075, 0.88, _said(found), color="#59636e")
+        figure.text(0.075, 0.88, _said(found), color="#59636e", size=8)
         file = io.BytesIO()
         figure.savefig(file, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else None)
         return file.getvalue()
 
 
 def _said(found: Comparison) -> str:
-    words = f"{found.samples:,} of {found.total:,} samples, {found.folds} folds, ± one standard error"
-    closed = "   ● closed form" if any(row.closed_form for row in found.rows) else ""
-    return words + closed + ("   ◆ trained, one fold" if not all(row.closed_form for row in found.rows) else "")
+    samples = f"{found.samples:,} of {found.total:,} samples, {found.folds} folds"
+    bars = "bars: standard error of the difference to the recommended one, on the same samples"
+    return f"{samples}; {bars}" + ("   ◆ trained" if not all(row.closed_form for row in found.rows) else "")
 
 
-def _panel(axes: Axes, found: Comparison, places: Sequence[float], name: str) -> None:
+def _panel(axes: Axes, found: Comparison, places: Sequence[float], name: str, write: Write) -> None:
+    """One point a method: its difference to the recommended one stands at the accuracy of that one."""
+    from matplotlib.ticker import LogLocator
+
+    level = 100 * found.row(found.recommended).accuracy
+    heights = [level + 100 * row.difference for row in found.rows]
+    errors = [100 * row.difference_error for row in found.rows]
+    low = min(height - error for height, error in zip(heights, errors, strict=True))
+    high = max(height + error for height, error in zip(heights, errors, strict=True))
+    room = max(0.08 * (high - low), 0.5)
+    bottom, height = low - room, high - low + 2 * room
+    left, width = math.log10(min(places)), max(1.0, 1.3 * math.log10(max(places) / min(places)))
+    wide = [(math.log10(x) - left) / width for x in places]
+    points = [(x, (y - bottom) / height) for x, y in zip(wide, heights, strict=True)]
+    points = _beside(points, [error / height for error in errors])
     axes.set_xscale("log")
-    for row, x in zip(found.rows, places, strict=True):
-        colour = _CHOICE if row.method == found.recommended else _CLOSED if row.closed_form else _TRAINED
-        shape = "o" if row.closed_form else "D"
-        axes.errorbar(
-            x, 100 * row.accuracy, 100 * row.error, fmt=shape, color=colour, markersize=6, elinewidth=1.2, capsize=2.5
-        )
-    low = min(100 * (row.accuracy - row.error) for row in found.rows)
-    high = max(100 * (row.accuracy + row.error) for row in found.rows)
-    room = 0.06 * max(high - low, 1.0)
-    axes.set_ylim(low - room, high + room)
-    axes.set_xlim(min(places) / 1.8, max(places) * max(4.0, (max(places) / min(places)) ** 0.4))
-    heights = _apart([100 * row.accuracy for row in found.rows], _LINE * (high - low + 2 * room))
-    for row, x, height in zip(found.rows, places, heights, strict=True):
-        choice = row.method == found.recommended
-        axes.annotate(
-            row.method,
-            (x, 100 * row.accuracy),
-            xytext=(1.02 * x, height),
-            textcoords="data",
-            va="center",
-            weight="bold" if choice else "normal",
-            annotation_clip=False,
-        )
+    axes.xaxis.set_major_formatter(lambda value, _: write(value))
+    axes.xaxis.set_minor_formatter(lambda value, _: "")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if width < 2 else (1,), numticks=6))
+    axes.set(xlim=(10 ** (left - 0.05 * width), 10 ** (left + width)), ylim=(bottom, bottom + height), xlabel=name)
+    beside: dict[str, Any] = {"textcoords": "offset points", "va": "center", "size": 8.5}
+    names = _names(points, [row.method for row in found.rows])
+    for row, (x, _), y, error, place in zip(found.rows, points, heights, errors, names, strict=True):
+        choice, at = row.method == found.recommended, 10 ** (left + x * width)
+        colour = _CHOICE if choice else _CLOSED if row.closed_form else _TRAINED
+        options: dict[str, Any] = {"fmt": "o" if row.closed_form else "D", "color": colour, "markersize": 6}
+        axes.errorbar(at, y, None if choice else error, elinewidth=1.2, capsize=2.5, **options)
+        weight = "bold" if choice else "normal"
+        axes.annotate(row.method, (at, bottom + place * height), xytext=(8, 0), weight=weight, color=colour, **beside)
+    axes.axhline(level, color=_CHOICE, linewidth=0.8, alpha=0.5)
     axes.grid(color=LEVEL, alpha=0.2, linewidth=0.6)
-    axes.set_xlabel(name)
 
 
-def _apart(heights: Sequence[float], least: float) -> list[float]:
-    """Heights, from the highest on, moved down until no two are nearer than `least`."""
-    found: list[float] = []
-    for height in heights:
-        found.append(height if not found else min(height, found[-1] - least))
+def _beside(points: Sequence[Point], reach: Sequence[float]) -> list[Point]:
+    """Points, in shares of the axes, moved to the right until no two bars, each of its reach, cross."""
+    found: list[Point] = []
+    for (x, y), own in zip(points, reach, strict=True):
+        near = [other for other, far in zip(found, reach, strict=False) if abs(y - other[1]) < own + far + _STEP]
+        while any(abs(x - other) < 0.9 * _STEP for other, _ in near):
+            x += _STEP
+        found.append((x, y))
     return found
+
+
+def _names(points: Sequence[Point], names: Sequence[str]) -> list[float]:
+    """The height of the name beside each point: as near as there is room between the points and other names."""
+    taken = [(x - _STEP, x + _STEP, y) for x, y in points]
+    heights: list[float] = []
+    for (x, y), name in zip(points, names, strict=True):
+        start, end = x + 1.5 * _STEP, x + 1.5 * _STEP + _LETTER * len(name)
+        crossing = [height for left, right, height in taken if left < end and start < right]
+        steps = (step * sign * _LINE / 2 for step in range(2 * len(points) + 2) for sign in (-1, 1))
+        free = (y + step for step in steps if all(abs(y + step - other) > 0.99 * _LINE for other in crossing))
+        height = next(free, y)
+        taken.append((start, end, height))
+        heights.append(height)
+    return heights

@@ -16,7 +16,7 @@ _CLOSED, _TRAINED = 1.0, 2.0  # standard errors
 
 
 @dataclass(frozen=True, eq=False)
-class Tested:
+class Answers:
     """The answers of a method.
 
     Attributes:
@@ -39,12 +39,12 @@ def weights(classes: Tensor, *, balanced: bool) -> Tensor:
     return 1 / torch.bincount(classes).double()[classes]
 
 
-def share_right(one: Tested, weight: Tensor) -> tuple[float, float]:
+def share_right(one: Answers, weight: Tensor) -> tuple[float, float]:
     """The weighted share of right answers, and its standard error."""
     return _mean(one.right[one.tested].double(), weight[one.tested])
 
 
-def ahead(one: Tested, other: Tested, weight: Tensor) -> tuple[float, float]:
+def ahead(one: Answers, other: Answers, weight: Tensor) -> tuple[float, float]:
     """By how much the first is more accurate, on samples that both were tested on; and the standard error of that.
 
     The samples are the same, so that what is hard for both is no part of the error.
@@ -53,7 +53,7 @@ def ahead(one: Tested, other: Tested, weight: Tensor) -> tuple[float, float]:
     return _mean(one.right[both].double() - other.right[both].double(), weight[both])
 
 
-def recommended(methods: Mapping[str, Tested], weight: Tensor) -> str:
+def recommended(methods: Mapping[str, Answers], weight: Tensor) -> str:
     """The name of the method that `RULE` chooses; of several of the same size the more accurate one."""
     closed = [name for name, one in methods.items() if one.closed_form]
     best = _most_accurate(methods, closed or list(methods), weight)
@@ -66,11 +66,11 @@ def recommended(methods: Mapping[str, Tested], weight: Tensor) -> str:
     return _most_accurate(methods, better, weight) if better else choice
 
 
-def _most_accurate(methods: Mapping[str, Tested], names: Sequence[str], weight: Tensor) -> str:
+def _most_accurate(methods: Mapping[str, Answers], names: Sequence[str], weight: Tensor) -> str:
     return max(names, key=lambda name: share_right(methods[name], weight)[0])
 
 
-def _within(better: Tested, worse: Tested, weight: Tensor, errors: float) -> bool:
+def _within(better: Answers, worse: Answers, weight: Tensor, errors: float) -> bool:
     """Whether the first is ahead by no more than so many standard errors."""
     difference, error = ahead(better, worse, weight)
     return difference <= errors * error
