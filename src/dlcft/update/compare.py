@@ -23,7 +23,7 @@ from dlcft.learner.records import Learned
 from dlcft.methods.recipes import RECIPES, Recipe, named_recipe
 from dlcft.store.files import stored_bytes
 from dlcft.update.clock import Clock, Report
-from dlcft.update.crossed import CrossValidation, Data, groups, guessed, is_crossed
+from dlcft.update.crossed import CrossValidation, Data, from_plain, groups, guessed, is_crossed
 from dlcft.update.folds import chosen, split
 from dlcft.update.forecast import TEST_BATCH, fresh_peak, learning_seconds, measure_learning, peak_since
 from dlcft.update.verdict import RULE, Answers, ahead, recommended, share_right, weights
@@ -167,7 +167,8 @@ def compare(
     if samples < 2 or folds < 2 or not methods:
         raise ValueError(f"samples is {samples}, folds {folds}, methods {list(methods)}; 2, 2 and one are the least.")
     recipes = {name: named_recipe(name, {}) for name in methods}
-    every = Samples(data, preprocess=without_normalising(preprocess), tokenizer=tokenizer)
+    reading: dict[str, Any] = {"preprocess": without_normalising(preprocess), "tokenizer": tokenizer}
+    every = data if isinstance(data, Samples) else Samples(data, **reading)
     some = every.part(chosen(every.labels, samples, seed=seed))
     labels = Labels(sorted(set(some.labels), key=str))
     y, parts = labels.indices(some.labels), split(some.labels, folds, seed=seed)
@@ -181,7 +182,7 @@ def compare(
     found = _test_closed(used, closed, len(every), clock, left_out)
     found |= _test_trained(used, trained, options, len(every), clock, left_out)
     if not found:
-        raise ValueError(f"no method can be tested; {'; '.join(f'{name}: {why}' for name, why in left_out.items())}")
+        raise ValueError(f"no method can be tested: {'; '.join(dict.fromkeys(left_out.values()))}")
     return _concluded(used, found, len(every), left_out, time.perf_counter() - began)
 
 
@@ -200,8 +201,11 @@ def _plan_of_closed(data: Data, recipes: Mapping[str, Recipe]) -> dict[str, floa
     speed = (2 + 1 / 3) * _SQUARE**3 / (time.perf_counter() - began)
     plan: dict[str, float] = {}
     for names in groups(recipes):
-        told = guessed(recipes[names[0]], len(names), data, width, plain, speed)
-        plan |= dict(zip(_steps(names), told, strict=True))
+        recipe = recipes[names[0]]
+        reading, folds = guessed(recipe, len(names), data, width, plain, speed)
+        if from_plain(recipe) and plan:
+            reading = 0.0  # the network's own features are there already
+        plan |= dict(zip(_steps(names), (reading, folds), strict=True))
     return plan
 
 
@@ -327,7 +331,7 @@ def _row(name: str, one: _Found, choice: Answers, data: Data, same: Tensor, fair
         bytes=one.tested.bytes,
         features=one.features,
         closed_form=one.tested.closed_form,
-        can=["forget", "merge"] if one.tested.closed_form else [],
+        can=[] if one.features is None else ["forget", "merge"],
     )
 
 

@@ -85,12 +85,18 @@ def is_crossed(recipe: Recipe) -> bool:
     return isinstance(recipe.method, Ridge) and recipe.method.weigh_by == "samples" and fixed
 
 
+def from_plain(recipe: Recipe) -> bool:
+    """Whether a recipe's features are made of the network's own."""
+    settings = recipe.settings
+    return not (settings["depth_features"] or settings["tangent_features"]) and settings["augment"] == "none"
+
+
 def groups(recipes: Mapping[str, Recipe]) -> list[list[str]]:
     """The names of recipes that have the same features; those that need no pass of their own come together."""
     found: dict[Any, list[str]] = {}
     for name, recipe in recipes.items():
         found.setdefault((recipe.model, recipe.training), []).append(name)
-    return sorted(found.values(), key=lambda names: not _from_plain(recipes[names[0]]))
+    return sorted(found.values(), key=lambda names: not from_plain(recipes[names[0]]))
 
 
 def guessed(recipe: Recipe, count: int, data: Data, width: int, plain: float, speed: float) -> tuple[float, float]:
@@ -179,7 +185,7 @@ class CrossValidation:
     def _features(self, recipe: Recipe, tell: Tell) -> tuple[Classifier, Tensor, float, int]:
         """The classifier of a recipe, the features of all samples, seconds a sample, and the peak of memory."""
         data, builder, size = self.data, self.data.builder(recipe), recipe.training.batch_size
-        if not _from_plain(recipe) or builder.dtype != torch.float32:
+        if not from_plain(recipe) or builder.dtype != torch.float32:
             fresh_peak()
             model = builder.build(data.samples)
             found, seconds = _pass(model, _inputs(data, size, builder.dtype), len(data.y), tell)
@@ -198,12 +204,6 @@ class CrossValidation:
         parts = ((part.to(data.device), len(part)) for part in z.split(size))
         found, seconds = _pass(model, parts, len(z), tell)
         return model, found, before + seconds, peak
-
-
-def _from_plain(recipe: Recipe) -> bool:
-    """Whether a recipe's features are made of the network's own."""
-    settings = recipe.settings
-    return not (settings["depth_features"] or settings["tangent_features"]) and settings["augment"] == "none"
 
 
 def _chooses(recipe: Recipe) -> bool:
