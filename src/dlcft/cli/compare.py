@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from dlcft.update.compare import Comparison, Row
 
 _FORMATS = (".svg", ".png")
+_BUSY = 0.5  # the share of the time, of one core, below which times are no good measure
 _NAMED = 8  # labels that a sentence names
 
 
@@ -158,6 +159,9 @@ def _print(found: Comparison) -> None:
         say(f"tested on one fold of {part[0].tested:,} samples, as are their differences: {names}")
     if any(not row.closed_form for row in found.rows):
         say("trained methods learned one batch here; what they forget when more comes is not in these numbers")
+    if found.processor < _BUSY * found.seconds:
+        worked = f"of {in_seconds(found.seconds)} the processor worked {in_seconds(found.processor)} for this"
+        say(f"{worked}, the rest went to other work or to waiting: undisturbed, the times above are shorter")
     for name, why in found.left_out.items():
         say(f"left out: {name} ({why})")
     say(f"recommended: {found.recommended}, {found.rule}")
