@@ -1,5 +1,6 @@
 """`dlcft compare`, as a person or a script meets it."""
 
+import io
 import json
 import signal
 import subprocess
@@ -9,6 +10,8 @@ import time
 import numpy as np
 import pytest
 
+from dlcft.cli.compare import _progress
+from dlcft.update.clock import Stage
 from tests.support.commands import dlcft
 from tests.support.samples import pictures
 
@@ -80,7 +83,9 @@ def test_the_backbone_of_a_model(folder):
         (["--data", "january", "--seed", "-1"], "--seed is -1"),
         (["--data", "january", "--picture", "a.jpeg"], "whose name ends in .svg or .png"),
         (["--data", "january", "--picture", "no/a.svg"], "a file in a folder that exists"),
-        (["--data", "january", "--picture", "january/red/a.png"], "in the data that is read"),
+        (["--data", "january", "--picture", "january/red/a.png"], "in what is read"),
+        (["--data", "january", "--picture", "there.png"], "an image that is there already"),
+        (["--data", "january", "--model", "one", "--picture", "one/a.svg"], "in what is read"),
         (["--data", "january", "--model", "nowhere"], "holds no model"),
         (["--data", "january", "--model", "m", "--weights", "w.pth"], "leave one of them out"),
         (["--data", "one"], "two labels, and two samples of one of them"),
@@ -88,10 +93,30 @@ def test_the_backbone_of_a_model(folder):
 )
 def test_wrong_input_is_one_sentence(folder, arguments, words):
     pictures(folder / "one", ["blue"])
+    (folder / "there.png").write_bytes(b"")
     done = dlcft("compare", *arguments, cwd=folder)
     assert (done.returncode, done.stdout) == (2, "")
     assert words in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_a_terminal_sees_how_much_is_left(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    now, terminal = [1000.0], Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    with _progress() as report:
+        for step in range(100):
+            now[0] += 0.01  # faster than lines are written
+            report(Stage("ridge: folds", step / 100, 100 - step))
+    first, *lines = terminal.getvalue().split("\r")
+    assert first == "takes about 100 s\n"
+    assert 4 <= len([line for line in lines if "left  ridge: folds" in line]) <= 6
+    assert lines[0].startswith("  0%  100 s left")
+    assert lines[-2:] == [" " * 78, ""]
 
 
 def test_ctrl_c_is_one_line(folder):

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _FORMATS = (".svg", ".png")
 _BUSY = 0.5  # the share of the time, of one core, below which times are no good measure
+_EVERY, _WIDTH = 0.2, 78  # seconds and letters of the line on a terminal
 _NAMED = 8  # labels that a sentence names
 
 
@@ -68,7 +69,7 @@ def compare(
     if seed < 0:
         raise ValueError(f"--seed is {seed}; it must be 0 or more.")
     if picture is not None:
-        _check_picture(picture, data)
+        _check_picture(picture, data, model)
     from dlcft.network import workers
     from dlcft.update.compare import CLOSED_FORM, TRAINED
     from dlcft.update.compare import compare as tested
@@ -93,13 +94,17 @@ def compare(
         say(f"picture: {picture}")
 
 
-def _check_picture(picture: Path, data: Path) -> None:
-    place, given = picture.resolve(), data.resolve()
+def _check_picture(picture: Path, *inputs: Path | None) -> None:
+    """Refuse a file of another kind, and one that may be read: an image that is there may be a sample."""
+    place = picture.resolve()
     if picture.suffix.lower() not in _FORMATS or picture.is_dir() or not place.parent.is_dir():
         wanted = f"a file in a folder that exists, whose name ends in {' or '.join(_FORMATS)}"
         raise ValueError(f"--picture is {picture}; it must be {wanted}.")
-    if given == place or given in place.parents:
-        raise ValueError(f"--picture is {picture}, in the data that is read; choose another place.")
+    for given in (path.resolve() for path in inputs if path is not None):
+        if given == place or given in place.parents:
+            raise ValueError(f"--picture is {picture}, in what is read; choose another place.")
+    if place.exists() and picture.suffix.lower() == ".png":
+        raise ValueError(f"--picture is {picture}, an image that is there already; choose another name, or .svg.")
 
 
 def _network(backbone: str | None, weights: str | None, model: Path | None) -> tuple[Any, Any, Any]:
@@ -125,27 +130,30 @@ def _network(backbone: str | None, weights: str | None, model: Path | None) -> t
 @contextmanager
 def _progress() -> Iterator[Report]:
     """Tell the time that it may take, and on a terminal how much is left."""
-    terminal, told = sys.stderr.isatty(), [0.0]
+    terminal = sys.stderr.isatty()
+    first, last = True, 0.0
 
     def report(stage: Stage) -> None:
-        if not told[0]:
+        nonlocal first, last
+        if first:
             say(f"takes about {in_seconds(max(1.0, stage.seconds_left))}", to=sys.stderr)
-        if terminal and time.perf_counter() - told[0] > 0.2:
+            first = False
+        if terminal and time.perf_counter() - last > _EVERY:
             line = f"{stage.share:4.0%}  {in_seconds(max(1.0, round(stage.seconds_left)))} left  {stage.what}"
-            sys.stderr.write(f"\r{line[:78]:<78}")
+            sys.stderr.write(f"\r{line[:_WIDTH]:<{_WIDTH}}")
             sys.stderr.flush()
-        told[0] = time.perf_counter()
+            last = time.perf_counter()
 
     try:
         yield report
     finally:
-        if terminal and told[0]:
-            sys.stderr.write("\r" + " " * 78 + "\r")
+        if terminal and last:
+            sys.stderr.write("\r" + " " * _WIDTH + "\r")
             sys.stderr.flush()
 
 
 def _print(found: Comparison) -> None:
-    each = round(found.samples - found.learned)
+    each = found.samples - found.learned
     tested = f"{in_number(found.folds, 'fold')}: {found.learned:,} learned and about {each:,} tested each time"
     say(f"{found.samples:,} of {found.total:,} samples, {found.classes} labels; {tested}")
     if found.untested:
