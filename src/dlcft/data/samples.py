@@ -51,7 +51,7 @@ class Inputs:
         ValueError: when x is empty, or its parts differ in length.
 
     Example:
-        >>> inputs = Inputs(np.full((2, 8, 8, 3), 255, dtype=np.uint8))
+        >>> inputs = Inputs(torch.full((2, 8, 8, 3), 255, dtype=torch.uint8))
         >>> inputs.fetch(torch.tensor([1])).shape
         torch.Size([1, 3, 8, 8])
     """
