@@ -171,3 +171,14 @@ def test_a_look_at_the_first_samples_leaves_them_in_the_stream():
     assert (stream.read, stream.take(1).labels) == (6, Y[6:7])
     assert stream.skip(100) == 43
     assert stream.ended()
+
+
+@pytest.mark.parametrize("method", ["none", "ridge"])
+def test_a_task_after_one_that_was_not_saved_is_learned_too(small_parts, tmp_path, monkeypatch, method):
+    monkeypatch.setattr("dlcft.learner.notes.PROGRESS_SECONDS", 0.0)
+    learner = make(method, **({"epochs": 2} if method == "none" else {}))
+    learner.save(tmp_path / "model")
+    learner.learn((X, Y), progress=False)
+    learner.learn((MORE_X, MORE_Y), progress=False)
+    assert learner.save() == 2
+    assert learner.tasks == 2

@@ -135,6 +135,7 @@ class Learner(Learning):
         self._heads = Heads(scenario, self.new_labels)
         self.store: Store | None = None
         self.saved_hash: str | None = None
+        self.ahead = False
 
     @classmethod
     def adopt(
@@ -299,6 +300,7 @@ class Learner(Learning):
         task = replace(self._task(name, given, self._heads.labels[name]), weight=weight)
         self.method.forget(task, origin_factor=usual)
         self.history.append(Forgotten(self.tasks, [name], given.total, known))
+        self.ahead = True
 
     def learned_before(self, data: Any, *, head: str | None = None) -> int | None:
         """The last task, counted from 0, in which this data was learned and not forgotten since; None if in none.
@@ -354,7 +356,7 @@ class Learner(Learning):
         for head in labels:
             self._grow(head, labels[head])
         self.history += [replace(record, task=record.task + self.tasks) for record in other.history]
-        self.tasks += other.tasks
+        self.tasks, self.ahead = self.tasks + other.tasks, True
 
     @torch.no_grad()
     def outputs(self, x: Any, *, head: str | None = None, batch_size: int = 256) -> Tensor:
@@ -506,7 +508,7 @@ class Learner(Learning):
                     now = store.current
                 written = number, None if now is None else now.sha256
         number, self.saved_hash = workers.from_first(written)
-        self.store = store
+        self.store, self.ahead = store, False
         return number
 
     @classmethod

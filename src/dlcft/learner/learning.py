@@ -56,6 +56,7 @@ class Learning:
         history: a record for each time that something was learned or forgotten.
         store: where it was saved or loaded, if it was.
         saved_hash: of the version there that it was saved as or loaded from.
+        ahead: whether it has learned something since; its next task cannot be continued from there.
     """
 
     recipe: Recipe
@@ -73,6 +74,7 @@ class Learning:
     history: list[Record]
     store: Store | None
     saved_hash: str | None
+    ahead: bool
     _reading: Preprocess | None
     _augment: Augment
     _builder: Builder
@@ -139,11 +141,11 @@ class Learning:
                 if not learned:  # whatever the reason, an interruption among them
                     self._restore(before)
         self.history.append(workers.from_first(record))
-        self.tasks += 1
+        self.tasks, self.ahead = self.tasks + 1, True
 
     def _learn_samples(self, tasks: dict[str, Gathered], labels: dict[str, Labels], progress: bool | Report) -> Learned:
         began, data = time.perf_counter(), fingerprint_of(tasks)
-        notes = None if self.store is None else ProgressNotes(self.store, data)
+        notes = None if self.store is None or self.ahead else ProgressNotes(self.store, data)
         options: dict[str, Any] = {"amp": self.amp, "notes": notes}
         started = self.tasks == 0 and self._builder.first is not None
         seconds, curve = 0.0, []
