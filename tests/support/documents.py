@@ -3,6 +3,7 @@
 A command that takes minutes, or needs what is not here, is only parsed: its options must exist.
 """
 
+import os
 import re
 import shlex
 import shutil
@@ -29,6 +30,7 @@ INLINE = re.compile(r"(?<!`)`((?:dlcft|python|make) [^`\n…]+)`(?!`)")
 def prepare(namespace):
     """A folder with what README's commands take: pictures by label, and pictures without."""
     folder = namespace["folder"] = Path(tempfile.mkdtemp())
+    namespace["home"] = Path.cwd()
     draw = np.random.default_rng(0)
     for place in FOLDERS:
         level = 30 if place.endswith("dark") else 220
@@ -40,6 +42,7 @@ def prepare(namespace):
 
 
 def clear(namespace):
+    os.chdir(namespace["home"])  # a document may have gone into its folder
     shutil.rmtree(namespace["folder"])
 
 
@@ -71,7 +74,7 @@ def run_shell(example):
         if not words:
             continue
         possible(words)
-        if words[0] == "dlcft" and words[1] in RUN and example.path.endswith("README.md"):
+        if words[0] == "dlcft" and words[1] in RUN and example.path.endswith(("README.md", "start.md", "forget.md")):
             small = SMALL if "--backbone" in words else []
             command = [sys.executable, "-m", "dlcft", *words[1:], *small]
             done = subprocess.run(command, cwd=example.namespace["folder"], capture_output=True, text=True, check=False)
