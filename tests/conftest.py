@@ -1,8 +1,11 @@
 """Keeps tests away from the network and from files of the user."""
 
+import logging
 import urllib.error
 
 import pytest
+
+logging.getLogger("torch.__trace").propagate = False  # pytest would keep all of torch's record of each graph
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from dlcft import Learner
-from dlcft.learner import train
+from dlcft.learner import notes
 from dlcft.store.store import Store
 from tests.support.stores import learned
 
@@ -63,20 +63,20 @@ def learn(directory, make):
 
 @pytest.mark.parametrize("make", [method, curvature, block])
 def test_killed_in_a_task_and_continued(make, tmp_path, examples, monkeypatch):
-    monkeypatch.setattr(train, "PROGRESS_SECONDS", 0.0)
+    monkeypatch.setattr(notes, "PROGRESS_SECONDS", 0.0)
     learn(tmp_path / "whole", make)
     child = os.fork()
     if child == 0:
         steps = []
-        write = train.ProgressNotes.write
+        write = notes.ProgressNotes.write
 
-        def killed(self, run, *, now):
-            write(self, run, now=now)
-            steps.append(run.position.step)
+        def killed(self, **parts):
+            write(self, **parts)
+            steps.append(len(steps))
             if len(steps) == 12:  # inside the second task
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        train.ProgressNotes.write = killed
+        notes.ProgressNotes.write = killed
         learn(tmp_path / "killed", make)
         os._exit(1)
     assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL

@@ -72,6 +72,11 @@ def test_importing_the_library_is_light():
         "timm",
         "jinja2",
         "joblib",
+        "mlflow",
+        "huggingface_hub",
+        "onnx",
+        "onnxruntime",
+        "onnxscript",
     }
     names = "; ".join(f"dlcft.{name}" for name in dlcft.__all__)
     assert not loaded(f"import dlcft; {names}") & heavy

@@ -14,20 +14,12 @@ README_ROWS = {  # the row of the report, and its name in README
     "None": "fine-tuning on (`none`)",
     "LwF": "`lwf`",
     "EWC": "`ewc`",
-    "MAS": "`mas`",
-    "OSLA": "`osla`",
-    "ER": "`er`, 250 old images",
-    "DER": "`der`, 250 old images",
     "DER++": "`derpp`, 250 old images",
-    "None, linear": "`none-linear`",
     "DLCFT (TK-FAC)": "`dlcft-paper` (new classes: with 250 old images)",
     "dlcft": "`dlcft`",
-    "dlcft-replay": "`dlcft-replay`, 250 old images",
-    "ridge": "`ridge`",
     "RanPAC": "`ranpac`",
     "dlcft-exact": "`dlcft-exact`",
-    "Joint": "all data at once, plain network",
-    "Joint, linear": "all data at once, linearised",
+    "Joint": "all data at once",
 }
 
 

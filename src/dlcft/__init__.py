@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from dlcft.backbones.opening import load as load
     from dlcft.curvature.estimate import estimate as estimate
     from dlcft.curvature.form import Curvature as Curvature
     from dlcft.curvature.losses import CrossEntropy as CrossEntropy
@@ -30,10 +31,12 @@ _HOMES = {
     "ScaledMSE": "curvature.losses",
     "estimate": "curvature.estimate",
     "fold_batchnorm": "network.prepare",
+    "load": "backbones.opening",
     "relu_to_leaky": "network.prepare",
 }
 __all__ = [  # noqa: RUF022 (the order of a first reading)
     "Learner",
+    "load",
     "Linearized",
     "fold_batchnorm",
     "relu_to_leaky",

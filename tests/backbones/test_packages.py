@@ -89,6 +89,17 @@ class TestTimm:
             load_backbone(name)
         sentence(error)
 
+    def test_a_package_that_is_there_and_cannot_be_imported(self, monkeypatch, tmp_path):
+        for module in [module for module in sys.modules if module.partition(".")[0] == "timm"]:
+            monkeypatch.delitem(sys.modules, module)
+        (tmp_path / "timm").mkdir()
+        for code, why in (("import not_here", "No module named 'not_here'"), ("raise RuntimeError('nms')", "nms")):
+            (tmp_path / "timm" / "__init__.py").write_text(code)
+            monkeypatch.syspath_prepend(tmp_path)
+            with pytest.raises(ImportError, match=f"timm, which is installed but cannot be imported .*{why}") as error:
+                load_backbone("timm:a")
+            assert "pip install" not in sentence(error)
+
 
 NETWORKS = {
     "resnet": small_network,
@@ -155,7 +166,9 @@ class TestTorchvision:
         for name in ("torchvision", "torchvision.models"):
             monkeypatch.delitem(sys.modules, name)
         monkeypatch.syspath_prepend(str(tmp_path))
-        with pytest.raises(ImportError, match=r"operator does not exist\): pip install torchvision"):
+        with pytest.raises(
+            ImportError, match=r"installed but cannot be imported \(RuntimeError: operator does not exist\)"
+        ):
             load_backbone("torchvision:resnet")
 
 

@@ -16,7 +16,7 @@ from dlcft.backbones import ResNet18, load_backbone, load_classifier
 from dlcft.backbones.files import read_weights
 from dlcft.bench.pretrain import CONVERSION, leaky_classifier, pretrain
 from dlcft.data.images import Preprocess
-from dlcft.learner import train
+from dlcft.learner import notes
 from dlcft.learner.build import fingerprint
 from dlcft.store.files import CheckpointError
 
@@ -107,7 +107,7 @@ class TestTraining:
 class TestInterruption:
     @pytest.fixture(autouse=True)
     def note_every_step(self, monkeypatch):
-        monkeypatch.setattr(train, "PROGRESS_SECONDS", 0.0)
+        monkeypatch.setattr(notes, "PROGRESS_SECONDS", 0.0)
 
     def test_bits_are_the_same(self, tmp_path):
         def make():
@@ -133,9 +133,9 @@ class TestInterruption:
 import os, signal, torch
 torch.set_num_threads(1)
 from dlcft.bench.pretrain import pretrain
-from dlcft.learner import train
+from dlcft.learner import notes
 from tests.bench.test_pretrain import QUICK, images, network
-train.PROGRESS_SECONDS = 0.0
+notes.PROGRESS_SECONDS = 0.0
 seen = []
 def report(progress):
     seen.append(progress)

@@ -256,7 +256,7 @@ def test_one_layer_learns_and_an_interrupted_update_may_be_begun_anew(tmp_path, 
         steps.append(given)
         return step(self, *given)
 
-    monkeypatch.setattr("dlcft.learner.train.PROGRESS_SECONDS", 0)
+    monkeypatch.setattr("dlcft.learner.notes.PROGRESS_SECONDS", 0)
     monkeypatch.setattr(Run, "_step", killed)
     for _ in range(2):  # the same command goes on where the first was interrupted, and not from the beginning
         steps = []
@@ -334,7 +334,7 @@ def test_a_directory_from_someone_else_runs_no_code(name, tmp_path):
         assert (
             f"made on the backbone '{name}', whose code is not part of dlcft; if you trust it, repeat it" in done.stderr
         )
-        assert f"--backbone {name}." in done.stderr
+        assert f"--backbone {name} (in Python" in done.stderr
     assert not marker.exists()
 
 

@@ -275,7 +275,7 @@ def test_what_cannot_be_printed_after_the_commit_is_not_taken_for_a_failure(tmp_
     def full(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("dlcft.cli.model._print_update", full)
+    monkeypatch.setattr("dlcft.cli.model.print_update", full)
     said = refused(capsys, "update", "--model", tmp_path / "m", "--data", data, "--method", "ridge")
     assert said.splitlines()[-1] == (
         f"dlcft: {tmp_path / 'm'}: version 1 is written, but this cannot be printed (No space left on device)."

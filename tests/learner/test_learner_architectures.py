@@ -18,6 +18,7 @@ from PIL import Image
 from dlcft import Learner
 from dlcft.backbones import load_backbone
 from dlcft.cli import app
+from dlcft.data.images import Preprocess
 from tests.learner.test_learner_real import CIFAR
 from tests.support.networks import needs
 
@@ -77,6 +78,29 @@ def test_a_vision_encoder_of_transformers(tmp_path):
         learner.learn(photos([0, 1], seed=1))
         learner.learn(photos([1, 2], seed=2))
         assert len(learner.predict(photos([0, 1, 2], seed=3)[0])) == 9
+
+
+def test_a_bare_model_of_transformers(tmp_path):
+    transformers = needs("transformers")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+    config = transformers.ViTConfig(**sizes, image_size=32, patch_size=8)
+    network = transformers.ViTModel(config).eval()
+    reading = {"preprocess": Preprocess(size=(32, 32))}
+    for method, settings in (("dlcft-exact", SMALL), ("ridge", {}), ("dlcft", {"epochs": 1})):
+        learner = Learner(network, method, **reading, **settings)
+        learner.learn(photos([0, 1], seed=1))
+        assert set(learner.predict(photos([0, 1], seed=3)[0])) <= {0, 1}
+    learner.save(tmp_path / "model")
+    assert Learner.load(tmp_path / "model", network).labels() == [0, 1]
+    with pytest.raises(ValueError, match="is a ViTForImageClassification, which gives logits; a base model is needed"):
+        Learner(transformers.ViTForImageClassification(config), **reading).learn(photos([0, 1], seed=1))
+    words = {"vocab_size": 50, "max_position_embeddings": 16}
+    reader = transformers.BertModel(transformers.BertConfig(**sizes, **words), add_pooling_layer=False).eval()
+    tokens = {"input_ids": torch.randint(0, 50, (8, 6)), "attention_mask": torch.ones(8, 6, dtype=torch.long)}
+    learner = Learner(reader, **SMALL)
+    learner.learn((tokens, [0, 1] * 4))
+    assert len(learner.predict(tokens)) == 8
 
 
 TOPICS = ("scipy.stats", "scipy.signal", "sklearn.metrics", "torch.nn", "matplotlib.pyplot")

@@ -61,13 +61,13 @@ BAD = {
     "fewer labels": (lambda a: a.learn((X, Y[:5])), ValueError, r"there are 24 inputs and 5 labels"),
     "more labels": (lambda a: a.learn((X[:5], Y)), ValueError, r"there are 5 inputs and 24 labels"),
     "a generator": (
-        lambda a: a.learn((x, y) for x, y in zip(X, Y, strict=True)),
+        lambda a: a.evaluate((x, y) for x, y in zip(X, Y, strict=True)),
         TypeError,
         "generator, which can be read only once",
     ),
-    "an iterator": (lambda a: a.learn(iter([(X, Y)])), TypeError, "list_iterator"),
-    "an endless data set": (lambda a: a.learn(Endless()), TypeError, "Endless without an index"),
-    "an endless loader": (lambda a: a.learn(DataLoader(Endless())), TypeError, "Endless without an index"),
+    "an iterator": (lambda a: a.evaluate(iter([(X, Y)])), TypeError, "list_iterator"),
+    "an endless data set": (lambda a: a.evaluate(Endless()), TypeError, "Endless without an index"),
+    "an endless loader": (lambda a: a.evaluate(DataLoader(Endless())), TypeError, "Endless without an index"),
     "a loader without batches": (
         lambda a: a.learn(DataLoader(TensorDataset(X, Y), batch_size=None)),
         ValueError,

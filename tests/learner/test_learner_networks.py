@@ -204,3 +204,22 @@ def test_an_adopted_classifier_is_kept_without_a_sample():
     learner.learn((new, ["new"] * len(new)), progress=False)
     kept = [label == answer for label, answer in zip(truth, learner.predict(x), strict=True)]
     assert sum(kept) > 0.7 * len(kept)
+
+
+class TakesADict(nn.Module):
+    """Takes the whole dict as one argument."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.layer(x["a"] + x["b"])
+
+
+@pytest.mark.parametrize("method", ["ridge", "dlcft-exact", "dlcft"])
+def test_a_network_that_takes_the_dict_itself_is_told_how(method):
+    data = {"a": torch.randn(12, 4), "b": torch.randn(12, 4)}, [0, 1] * 6
+    said = r"unexpected keyword argument 'a' \(a dict is given as keyword arguments, forward\(self, a, b\), not as one"
+    with pytest.raises(ValueError, match=said):
+        Learner(TakesADict(), method).learn(data)

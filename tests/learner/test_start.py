@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from dlcft import Learner
-from dlcft.learner import train
+from dlcft.learner import notes
 from dlcft.network.linearize import Linearized
 from tests.learner.test_learner import SMALL, backbone, data
 from tests.learner.test_state import Interrupted, digest, interrupt_at
@@ -84,7 +84,7 @@ def test_saved_and_loaded(method, tmp_path):
 
 @pytest.mark.parametrize("step", [1, 13, 23])
 def test_killed_in_the_first_task_it_ends_bit_equal(step, tmp_path, monkeypatch):
-    monkeypatch.setattr(train, "PROGRESS_SECONDS", 0.0)
+    monkeypatch.setattr(notes, "PROGRESS_SECONDS", 0.0)
     whole, learner = make(), make()
     whole.learn(FIRST, progress=False)
     learner.save(tmp_path)

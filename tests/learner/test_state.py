@@ -11,7 +11,7 @@ from torch import nn
 
 from dlcft import Learner
 from dlcft.data.images import Preprocess
-from dlcft.learner import train
+from dlcft.learner import notes
 from dlcft.methods import Finetune
 from dlcft.methods.recipes import RECIPES
 from dlcft.store.files import CheckpointError, state_digest
@@ -98,7 +98,7 @@ def interrupt_at(step):
 
 @pytest.mark.parametrize("name", [n for n, recipe in RECIPES.items() if not recipe.closed_form])
 def test_an_interrupted_task_ends_bit_equal(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(train, "PROGRESS_SECONDS", 0.0)
+    monkeypatch.setattr(notes, "PROGRESS_SECONDS", 0.0)
     settings = {"adapt": "always"} if "adapt" in RECIPES[name].settings else {}
     whole = make(name, **settings)
     whole.learn(STREAM[0])
@@ -134,7 +134,7 @@ def test_killed_while_remembering_only_that_is_done_again(name, tmp_path, monkey
 
 
 def test_other_data_does_not_continue_an_interrupted_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(train, "PROGRESS_SECONDS", 0.0)
+    monkeypatch.setattr(notes, "PROGRESS_SECONDS", 0.0)
     learner = make("dlcft")
     learner.save(tmp_path)
     with pytest.raises(Interrupted):

@@ -12,6 +12,7 @@ from dlcft import Learner
 from dlcft.data.images import Preprocess
 from dlcft.learner.records import Forgotten
 from dlcft.methods.ridge import SOLUTIONS
+from dlcft.update.update import update
 from tests.learner.test_learner import Net, data
 
 CLOSED_FORM = {
@@ -364,3 +365,43 @@ def test_small_classes_are_learned_by_default():
         right[solution] = float(hit[y > 5].float().mean()), float(hit.float().mean())
     assert right["shrunken-lda"][0] > right["ridge"][0] + 0.3
     assert right["shrunken-lda"][1] > right["ridge"][1]
+
+
+def test_one_huge_sample_is_refused_and_changes_nothing():
+    x, y = torch.randn(40, 6, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 2
+    for earlier in (False, True):
+        learner = Learner(nn.Linear(6, 5), "ridge")
+        if earlier:
+            learner.learn((x, y))
+        wrong = x.clone()
+        wrong[17, 2] = 1e30
+        with pytest.raises(ValueError, match=r"a sample \(17\) has features 1?[0-9.]*e\+\d+ times as large as usual"):
+            learner.learn((wrong, y))
+        assert learner.tasks == int(earlier)
+        wrong[17, 2] = 1e3
+        learner.learn((wrong, y))  # large, and nothing is lost
+
+
+def test_after_all_was_forgotten_nothing_is_answered(tmp_path):
+    x, y = torch.randn(20, 6, generator=torch.Generator().manual_seed(0)), torch.arange(20) % 2
+    learner = Learner(backbone := nn.Linear(6, 5), "ridge")
+    learner.learn((x, y))
+    learner.forget((x, y))
+    for ask in (learner.predict, learner.predict_proba, lambda x: learner.evaluate((x, y))):
+        with pytest.raises(ValueError, match="nothing is known any more, because all samples were forgotten"):
+            ask(x)
+    learner.save(tmp_path / "model")
+    learner = Learner.load(tmp_path / "model", backbone)
+    assert update(learner, (x, y), holdout=(x, y), max_doubtful=0).accepted
+    assert len(learner.predict(x)) == 20
+
+
+def test_merging_another_method_names_the_method():
+    x, y = torch.randn(20, 6), torch.arange(20) % 2
+    learners = {name: Learner(nn.Linear(6, 5), name) for name in ("ridge", "dlcft-exact", "ncm")}
+    for learner in learners.values():
+        learner.learn((x, y))
+    with pytest.raises(ValueError, match="has another method, ridge in place of dlcft-exact"):
+        learners["dlcft-exact"].merge(learners["ridge"])
+    with pytest.raises(ValueError, match="has another method, ncm in place of ridge"):
+        learners["ridge"].merge(learners["ncm"])

@@ -401,3 +401,10 @@ def test_a_manifest_of_format_1_goes_on(tmp_path):
     ]
     assert store.commit(*content(5), keep=3) == 5
     assert [v.number for v in store.look().versions] == [1, 2, 5]
+
+
+def test_a_store_that_lives_to_the_end_of_the_program_leaves_without_a_word(tmp_path):
+    program = f"import torch\nfrom dlcft.store.store import Store\nstore = Store({str(tmp_path / 'm')!r})\n"
+    program += "store.commit({'x': torch.zeros(2)}, {'tasks': 1}, keep=1)\n"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

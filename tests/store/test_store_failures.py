@@ -114,13 +114,13 @@ def test_failing_calls(tmp_path, monkeypatch, function, call):
 
 def test_a_lock_that_cannot_be_ended_does_not_hide_the_commit(tmp_path, monkeypatch):
     store = committed(tmp_path, 2)
-    release = store._lock.release
 
     def failing(*arguments, **options):
         release(*arguments, **options)
         raise OSError(errno.EIO, "Input/output error")
 
     with store.lock():
+        release = store._lock.release
         monkeypatch.setattr(type(store._lock), "release", failing)
         with pytest.raises(OSError, match="version 3 was written before that, version 3 is current"):
             store.commit(*content(3))

@@ -21,7 +21,7 @@ from sybil.parsers.markdown import CodeBlockParser
 from dlcft.cli import app
 
 ROOT = Path(__file__).parents[2]
-RUN = {"update", "predict", "evaluate", "history", "rollback", "forget", "list"}
+RUN = {"update", "predict", "evaluate", "history", "rollback", "forget", "export", "list"}
 SMALL = ["--set", "depth_features=150"]  # so that a first update takes a second
 FOLDERS = [f"{part}/{label}" for part in ("january", "february", "holdout") for label in ("dark", "light")]
 INLINE = re.compile(r"(?<!`)`((?:dlcft|python|make) [^`\n…]+)`(?!`)")
@@ -39,10 +39,11 @@ def prepare(namespace):
             pixels = np.clip(draw.normal(level, 20, (32, 32, 3)), 0, 255).astype(np.uint8)
             Image.fromarray(pixels).save(folder / place / f"{number}.png")
     shutil.copytree(folder / "holdout" / "dark", folder / "new-images")
+    os.chdir(folder)  # what a document writes is gone with it
 
 
 def clear(namespace):
-    os.chdir(namespace["home"])  # a document may have gone into its folder
+    os.chdir(namespace["home"])
     shutil.rmtree(namespace["folder"])
 
 
@@ -51,6 +52,8 @@ def possible(words):
     program, *rest = words
     if program == "make":
         subprocess.run(["make", "--dry-run", "--directory", ROOT, *rest], check=True, capture_output=True)
+    elif program == "pip":
+        assert rest == ["install", "."]
     elif program == "python" and rest[0] == "-m":
         assert (ROOT / rest[1].replace(".", "/")).with_suffix(".py").is_file(), f"there is no {rest[1]}"
     elif program == "python":

@@ -17,13 +17,13 @@ from pathlib import Path
 import torch
 
 from dlcft import Learner
-from dlcft.learner import train
+from dlcft.learner import notes
 from dlcft.methods.recipes import RECIPES
 from dlcft.store.store import Store
 from tests.learner.test_learner import SMALL, backbone, data
 from tests.support.stores import learned
 
-train.PROGRESS_SECONDS = 0.0  # after every step
+notes.PROGRESS_SECONDS = 0.0  # after every step
 METHODS = ["dlcft", "derpp", "lwf", "dlcft-exact", "dlcft-paper", "ewc"]
 STREAM = [data([0, 1], seed=1), data([1, 2], seed=2), data([3, 0], seed=3)]
 

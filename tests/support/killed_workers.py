@@ -24,9 +24,9 @@ STEPS = 4 * 6  # of a task: four epochs over 24 images
 def worker(kills: int, seed: int, words: list[str]) -> None:
     """One worker: a command, in which it or the other one dies at a random step, as long as there are kills left."""
     from dlcft.__main__ import main as dlcft
-    from dlcft.learner import train
+    from dlcft.learner import notes, train
 
-    train.PROGRESS_SECONDS = 0.0  # after every step
+    notes.PROGRESS_SECONDS = 0.0  # after every step
     life = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     draw = random.Random(f"{seed} {life}")
     victim, last, step = draw.randrange(2), draw.randrange(1, STEPS // 2), train.Run._step

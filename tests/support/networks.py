@@ -199,7 +199,7 @@ def build(name):
 
 def needs(package, extra="architectures"):
     """A package of an extra, or skip the test."""
-    if package in ("timm", "torchvision") or extra != "architectures":  # which import torchvision
+    if package in ("timm", "torchvision", "transformers") or extra != "architectures":  # which import torchvision
         _mend_torchvision()
     return pytest.importorskip(package, reason=f"{package} is not installed; pip install 'dlcft[{extra}]'")
 

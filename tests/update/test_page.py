@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 
+from dlcft.update.incoming import Incoming
 from dlcft.update.page import to_html
 from dlcft.update.update import Disk, Flip, Update
 
@@ -55,7 +56,19 @@ FIRST = made(
     **dict.fromkeys(("accuracy", "accuracy_before", "drop", "flips", "temperature", "calibration_error")),
     predicted_increase=None,
 )
-MANY = made(labels=tuple(f"a label with a long name, number {n}" for n in range(150)), gates=["x"], accepted=False)
+LONG = tuple(f"a label with a long name, number {n}" for n in range(150))
+MANY = made(
+    labels=LONG,
+    gates=["x"],
+    accepted=False,
+    incoming=[
+        Incoming(label, 400, 100, 0 if n < 2 else 80, LONG[1 - n], 90 if n < 2 else 10, n < 2)
+        for n, label in enumerate(LONG)
+    ],
+    doubts=["these two are swapped"],
+    not_learned=[LONG[-1]],
+    accuracy_known=0.9,
+)
 
 
 def figures(page):
@@ -88,6 +101,24 @@ def test_a_gate_and_many_labels():
     assert "Kept, but not current" in page
     assert "All 150 labels" in page
     assert len(re.findall("8 of 10", figures(page)[0])) == 24
+
+
+def test_the_new_batch_before_it_was_learned():
+    page = to_html(MANY, model="scenes")
+    assert "Doubtful labels in the new batch" in page
+    assert "these two are swapped" in page
+    drawn = next(label for label in figures(page) if label.startswith("New samples answered as labelled"))
+    assert drawn.count(" of 100") == 24
+    assert len(re.findall("doubtful</span>", page)) == 2
+    assert "Doubtful" not in to_html(made(), model="scenes")
+
+
+def test_the_accuracy_with_and_without_labels_that_were_never_learned():
+    page = to_html(MANY, model="scenes")
+    assert "90.0%" in page
+    assert "on held-out samples of labels that were learned: 1200 of 1490" in page
+    assert "labels that were not learned yet count as errors: 1" in page
+    assert "on all held-out samples" in to_html(made(), model="scenes")
 
 
 def test_names_cannot_be_markup():

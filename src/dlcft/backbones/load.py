@@ -45,7 +45,7 @@ class Backbone:
     Attributes:
         name: as `load_backbone` spells it.
         module: maps a batch to feature vectors; in evaluation mode.
-        preprocess: the preprocessing of its images. They are stretched to its size, not cropped.
+        preprocess: the preprocessing of its images. They are stretched to its size, unless `resize="crop"` is set.
         rebuild: arguments for JSON: `load_backbone(**rebuild)` gives the same network.
         tokenizer: turns a list of texts into its inputs; None if it reads no texts.
     """

@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parameter import is_lazy
 
 from dlcft.backbones.files import CLASSIFIERS, some
 from dlcft.data.decoding import first_line
 from dlcft.data.images import Preprocess
 from dlcft.data.sources import Tokenizer
+from dlcft.network.pooled import Pooled
 
 BACKBONES = {
     "shipped": "ResNet-18 of quarter width for 32 pixels, pre-trained on Tiny-ImageNet; in the package",
@@ -81,34 +82,6 @@ def _remove_classifier(module: nn.Module, name: str) -> None:
             module.set_submodule(layers[-1], nn.Identity())
             return
     raise ValueError(f"torchvision's {name!r} has no classifier called {', '.join(CLASSIFIERS)} to remove.")
-
-
-class Pooled(nn.Module):
-    """A model of the package transformers as feature vectors: its pooled output, or the first token.
-
-    With `mean`, the mean of the last layer's tokens without padding, as sentence encoders are trained for.
-    """
-
-    def __init__(self, model: nn.Module, *, mean: bool = False) -> None:
-        super().__init__()
-        self.model, self.mean = model, mean
-
-    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Map a batch, as the model takes it, to N feature vectors."""
-        output = self.model(*args, **kwargs, return_dict=True)
-        if self.mean:
-            tokens: Tensor = output["last_hidden_state"]
-            mask = kwargs.get("attention_mask")
-            if mask is None:
-                return tokens.mean(1)
-            real: Tensor = mask[:, :, None].to(tokens.dtype)
-            return (tokens * real).sum(1) / real.sum(1).clamp(min=1)
-        z: Tensor | None = output.get("pooler_output")
-        if z is None:
-            hidden = output["last_hidden_state"]
-            z = hidden.mean((2, 3)) if hidden.dim() == 4 else hidden[:, 0]
-        assert z is not None
-        return z.flatten(1)
 
 
 def _hf(name: str, source: Source) -> Found:
@@ -206,8 +179,10 @@ def _package(module: str) -> Any:
         return importlib.import_module(module)
     # a build for another torch raises the other two
     except (ImportError, RuntimeError, OSError) as error:
-        needed = f"this backbone needs the package {package}, which cannot be imported ({first_line(error)})"
-        raise ImportError(f"{needed}: pip install {package}.") from error
+        if isinstance(error, ModuleNotFoundError) and error.name in (package, module):
+            raise ImportError(f"this backbone needs the package {package}: pip install {package}.") from error
+        broken = f"this backbone needs the package {package}, which is installed but cannot be imported"
+        raise ImportError(f"{broken} ({type(error).__name__}: {first_line(error)}).") from error
 
 
 def _preprocess(

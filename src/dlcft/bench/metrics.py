@@ -74,8 +74,8 @@ class Examiner:
         some = [(evenly(task.train, max(1, images // tasks)), task.head) for task in old]
         if all(head is None for _, head in some):
             x, y = (torch.cat(parts) for parts in zip(*(pair for pair, _ in some), strict=True))
-            return self.learner.evaluate((x, y))["loss"]
-        return sum(self.learner.evaluate(pair, head=head)["loss"] for pair, head in some) / len(some)
+            return float(self.learner.evaluate((x, y))["loss"])
+        return float(sum(self.learner.evaluate(pair, head=head)["loss"] for pair, head in some) / len(some))
 
     @torch.no_grad()
     def _accuracy(self, index: int) -> float:

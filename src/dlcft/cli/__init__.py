@@ -14,6 +14,7 @@ from dlcft import __version__
 from dlcft.cli import bench, model, paper
 from dlcft.cli.arguments import FAILURES, warn
 from dlcft.cli.demo import demo
+from dlcft.cli.export import export
 from dlcft.cli.workers import is_first, joined
 
 COMMANDS: dict[str, Callable[..., None]] = {
@@ -24,6 +25,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "history": model.history,
     "rollback": model.rollback,
     "forget": model.forget,
+    "export": export,
     "run": bench.run,
     "reproduce": paper.reproduce,
     "report": bench.report,

@@ -26,14 +26,8 @@ def predictions(
     import torch
 
     from dlcft.network import workers
-    from dlcft.update.calibration import probabilities
 
-    place = workers.place()
-    names = learner.labels()
-    learner.solve()
-    temperature = (
-        learner.notes.get("temperature") or learner.method.usual_temperature or learner.recipe.model.scale / 10
-    )
+    names, place = learner.labels(), workers.place()
     parts = torch.arange(len(what)).split(batch_size)
     for first in range(0, len(parts), workers.count()):
         own: list[tuple[str, list[tuple[str, float]]]] = []
@@ -41,8 +35,7 @@ def predictions(
         with workers.together(), workers.apart():
             for indices in parts[first + place : first + place + 1]:
                 for index, x in _readable(what, indices, problems):
-                    given = probabilities(learner.outputs(x), temperature)
-                    for row, position in zip(given, index.tolist(), strict=True):
+                    for row, position in zip(learner.predict_proba(x), index.tolist(), strict=True):
                         best = row.topk(min(top, len(names)))
                         found = zip(best.values.tolist(), best.indices.tolist(), strict=True)
                         own.append((what.name(position), [(str(names[i]), p) for p, i in found]))

@@ -25,6 +25,8 @@ from dlcft.cli.opening import (
     store_to_update,
     unbound,
 )
+from dlcft.cli.told import print_update, say_evaluation, say_incoming
+from dlcft.cli.tracking import UNLOGGED, Tracking, check_tracking, followed, told, tracked
 from dlcft.cli.workers import started_again
 from dlcft.pages import in_bytes, in_seconds
 
@@ -41,6 +43,8 @@ _OWN = "A module of your own that defines the model's method or curvature; may b
 Import = Annotated[list[str] | None, Parameter(name="--import", help=_OWN)]
 _REPEATED = "The model's backbone, repeated, where its name imports or downloads something (module:factory, timm:, …)."
 Backbone = Annotated[str | None, Parameter(help=_REPEATED)]
+_MOVED = "Where the backbone's file of weights is now, if it was moved; it must hold the same network."
+Weights = Annotated[str | None, Parameter(help=_MOVED)]
 _BUDGETS = (1000, 2500, 5000, 10_000)  # features whose costs a dry run tells
 _GATE = 3  # exit code when a gate has kept the new version from becoming current
 _SKIPPED = 4  # exit code when an input could not be read
@@ -56,20 +60,26 @@ def update(
     method: str | None = None,
     train: list[str] | None = None,
     set_: Annotated[list[str] | None, Parameter(name="--set")] = None,
+    resize: Literal["stretch", "crop"] | None = None,
     import_: Import = None,
     holdout: Path | None = None,
     max_drop: float | None = None,
+    max_drop_per_label: float | None = None,
     max_flips: float | None = None,
+    max_rise: float | None = None,
+    max_doubtful: float | None = None,
     keep: int = 2,
     restart: bool = False,
     again: bool = False,
     page: Path | None = None,
+    mlflow: str | None = None,
     dry_run: bool = False,
     as_json: Json = False,
 ) -> None:
     """Learn a new batch of labelled data; the first update creates the directory.
 
-    Exit code 3 says that a gate was exceeded: the new version is kept, but not made current.
+    Exit code 3 says that a gate was exceeded: the new version is kept, but not made current. Exit code 6 says that it
+    is current, but could not be logged to MLflow.
 
     Example: dlcft update --model scenes --data january/ --backbone shipped
 
@@ -78,20 +88,31 @@ def update(
             encoder), .tar shards, or an .npz file with x and y.
         backbone: The pre-trained network: a name that `dlcft list backbones` shows, or module:factory. Later updates
             need it only if that name imports or downloads something.
-        weights: Its file, for the first update.
+        weights: Its file, for the first update; later, where that file is now, if it was moved.
         method: For the first update: a name that `dlcft list methods` shows, or module:Name of your own; dlcft-exact by
             default.
         train: For the first update: only the layers under this name learn, such as layer4; may be repeated.
         set_: A setting of the method to change, for the first update, as key=value; may be repeated.
+        resize: For the first update: how images come to the backbone's size. "stretch", the default, takes the whole
+            image and may change its proportions; "crop" keeps them and takes the part around the middle.
         holdout: Labelled data that is not learned, to test on.
         max_drop: Do not make the new version current if accuracy on the holdout falls by more, such as 0.02.
+        max_drop_per_label: The same for each single label, such as 0.2. A fall that may be chance does not count: at
+            least four samples more must turn wrong than right, and two standard errors.
         max_flips: The same if a larger share of the holdout turns from right to wrong.
+        max_rise: The same if the mean loss of all old data rises by a larger share of itself, such as 0.5. It is
+            computed from the memory and needs no holdout, but a closed-form method. New labels raise it.
+        max_doubtful: The same if a larger share of the new samples has a doubtful label, 0 for any: one that the
+            version before answers mostly as another label, as where two folders are swapped. Without this such labels
+            are only told.
         keep: How many versions stay on disk; one that a gate keeps from becoming current stays beside them until the
             next update.
         restart: Begin anew where an update was interrupted, instead of continuing it.
         again: Learn data that was learned before once more, so that it counts twice. The same data in another order or
             form (images and arrays) is not recognised.
         page: The HTML file for the report; by default one beside the model's directory.
+        mlflow: The address of an MLflow server or database, to log the update and register its version there; needs the
+            extra dlcft[mlflow].
         dry_run: Change nothing; tell the labels, and by a trial on a few of the samples the time, the memory and the
             size on disk.
     """
@@ -101,37 +122,43 @@ def update(
             raise ValueError(f"--page is {page}; it must be a file, in a folder that can be made if it is not there.")
         apart("--page", page, model, data, holdout)
     from dlcft.network import workers
-    from dlcft.update.update import check_gates
+    from dlcft.update.gates import Gates
     from dlcft.update.update import update as learn_update
 
-    check_gates(holdout, max_drop, max_flips)
+    gates = Gates(max_drop, max_drop_per_label, max_flips, max_rise, max_doubtful)
+    gates.check(holdout=holdout is not None)
+    if mlflow is not None:
+        check_tracking(mlflow)
     settings = dict(setting(text) for text in set_ or [])
-    first = First(backbone, weights, method, train, settings, tuple(import_ or ()))
+    first = First(backbone, weights, method, train, settings, resize, tuple(import_ or ()))
     first.import_modules()
     store = store_to_update(model)
     with ExitStack() as held:
         if not dry_run and store.current is not None and workers.place() == 0:
             held.enter_context(store.lock())  # one reading of the manifest, and nobody else meanwhile
         learner = open_or_create(store, first)
+        gates.check(holdout=holdout is not None, closed_form=learner.recipe.closed_form)
         samples = learner.samples(data)
         if not again:
             _refuse_learned(learner, samples, data, model)
         held_out = None if holdout is None else learner.samples(holdout)
         if held_out is not None:
-            _check_holdout(learner, samples, held_out, holdout, gated=(max_drop, max_flips) != (None, None))
+            _check_holdout(learner, samples, held_out, holdout, gated=gates.on_holdout)
+        if backbone is None and not learner.tasks and learner.directory is None:
+            _warn_small(learner, model)
         if dry_run:
             _describe(learner, samples, model, first, data, held_out, as_json)
             return
         if not learner.tasks:
             say(f"{model}: {_new_model(learner, model)}", to=sys.stderr)
-            if max_drop is not None or max_flips is not None:
+            if gates.given:
                 say("nothing was known before: gates count from the next update on", to=sys.stderr)
-        options: dict[str, Any] = {"holdout": held_out, "max_drop": max_drop, "max_flips": max_flips, "keep": keep}
-        options["resume"] = not restart
+        options: dict[str, Any] = {"holdout": held_out, **asdict(gates), "keep": keep, "resume": not restart}
         with nothing_left_behind(model, learner), going_on():
             done = learn_update(learner, samples, directory=model, **options)
     try:
-        _tell(done, learner, model, page, as_json)
+        limits = {"max_drop": max_drop, "max_flips": max_flips}
+        logged = _tell(done, learner, model, page, as_json, None if mlflow is None else (mlflow, limits))
     except BrokenPipeError:
         raise
     except OSError as error:
@@ -139,20 +166,31 @@ def update(
         raise OSError(error.errno, untold) from error
     if not done.accepted:
         raise SystemExit(_GATE)
+    if not logged:
+        raise SystemExit(UNLOGGED)
 
 
-def _tell(done: Update, learner: Learner, model: Path, page: Path | None, as_json: bool) -> None:
-    """Write the page, and print what was done."""
+def _tell(
+    done: Update, learner: Learner, model: Path, page: Path | None, as_json: bool, tracking: Tracking | None
+) -> bool:
+    """Write the page, log to MLflow if asked to, and print what was done; False where it could not be logged."""
     from dlcft.network import workers
 
     written = _write_page(done, learner, model, page) if workers.place() == 0 else None
+    registered = None
+    if tracking is not None:
+        registered = workers.from_first(tracked(learner, done, written, *tracking) if workers.place() == 0 else None)
     if as_json:
-        print(json.dumps(asdict(done) | {"page": written}))
+        also = {} if tracking is None else {"mlflow": None if registered is None else asdict(registered)}
+        print(json.dumps(asdict(done) | {"page": written} | also))
     else:
-        _print_update(done, model)
+        print_update(done, model)
         if written is not None:
             say(f"page: {written}")
+        if registered is not None:
+            say(told(registered))
     sys.stdout.flush()
+    return tracking is None or registered is not None
 
 
 def predict(
@@ -164,6 +202,7 @@ def predict(
     top: int = 1,
     batch_size: int = 64,
     backbone: Backbone = None,
+    weights: Weights = None,
     import_: Import = None,
 ) -> None:
     """Give the label of each image or text, with probabilities.
@@ -190,7 +229,7 @@ def predict(
     if out is not None:
         apart("--out", out, model, inputs)
     import_own(import_ or ())
-    learner = open_learner(open_store(model), backbone=backbone)
+    learner = open_learner(open_store(model), backbone=backbone, weights=weights)
     what = learner.inputs(inputs)
     top = min(top, len(learner.labels()))
     skipped: list[str] = []
@@ -208,25 +247,33 @@ def predict(
 
 
 def evaluate(
-    *, model: Model, data: Path, backbone: Backbone = None, import_: Import = None, as_json: Json = False
+    *,
+    model: Model,
+    data: Path,
+    batch_size: int = 64,
+    backbone: Backbone = None,
+    weights: Weights = None,
+    import_: Import = None,
+    as_json: Json = False,
 ) -> None:
-    """Test a model on labelled data.
+    """Test a model on labelled data, label by label.
 
     Example: dlcft evaluate --model scenes --data holdout/
 
     Args:
         data: Labelled data, as for `dlcft update`.
+        batch_size: How many samples to read at once.
     """
-    from dlcft.update.forecast import TEST_BATCH
-
+    positive("--batch-size", batch_size)
     import_own(import_ or ())
-    result = open_learner(open_store(model), backbone=backbone).evaluate(data, batch_size=TEST_BATCH)
+    learner = open_learner(open_store(model), backbone=backbone, weights=weights)
+    result = learner.evaluate(data, batch_size=batch_size)
+    labels = result.pop("per_label")
     if as_json:
-        print(json.dumps({name: value if math.isfinite(value) else None for name, value in result.items()}))
+        told = {name: value if math.isfinite(value) else None for name, value in result.items()}
+        print(json.dumps(told | {"per_label": {str(label): counts for label, counts in labels.items()}}))
         return
-    unknown = int(result["unknown"])
-    also = f"; {unknown} samples, counted as errors, have labels that were never learned" if unknown else ""
-    say(f"accuracy {result['accuracy']:.2%}, mean loss {result['loss']:.4g}{also}")
+    say_evaluation(result, {str(label): counts for label, counts in labels.items()}, set(map(str, learner.labels())))
 
 
 def history(*, model: Model, as_json: Json = False) -> None:
@@ -262,15 +309,27 @@ def history(*, model: Model, as_json: Json = False) -> None:
         say(f"version {row['version']}{said}: {facts}")
 
 
-def rollback(*, model: Model, version: int | None = None) -> None:
+def rollback(*, model: Model, version: int | None = None, mlflow: str | None = None) -> None:
     """Go back to the version before, or to any that is kept.
+
+    Exit code 6 says that this was done, but MLflow could not be told.
 
     Example: dlcft rollback --model scenes
 
     Args:
         version: Which; by default the one that the current version was learned from.
+        mlflow: The address of an MLflow server or database, to move the alias champion there; needs the extra
+            dlcft[mlflow].
     """
-    say(f"version {open_store(model).rollback(version)} is current.")
+    if mlflow is not None:
+        check_tracking(mlflow)
+    store = open_store(model)
+    say(f"version {store.rollback(version)} is current.")
+    if mlflow is not None:
+        registered = followed(store, mlflow)
+        if registered is None:
+            raise SystemExit(UNLOGGED)
+        say(told(registered))
 
 
 def forget(
@@ -280,6 +339,7 @@ def forget(
     weight: float | None = None,
     keep: int = 2,
     backbone: Backbone = None,
+    weights: Weights = None,
     import_: Import = None,
 ) -> None:
     """Forget samples as if they had never been learned: exact, for closed-form methods.
@@ -302,7 +362,7 @@ def forget(
         return
     import_own(import_ or ())
     store = open_store(model)
-    learner = open_learner(store, backbone=backbone)
+    learner = open_learner(store, backbone=backbone, weights=weights)
     samples = learner.samples(data)
     learner.forget(samples, weight=weight)
     still = learner.learned_before(samples)
@@ -361,6 +421,14 @@ def _check_holdout(learner: Learner, samples: Samples, held_out: Samples, holdou
         warn(f"--holdout was learned as task {task + 1}; on other samples it is less accurate.")
 
 
+def _warn_small(learner: Learner, model: Path) -> None:
+    """Say what network is taken for a new model where none was named."""
+    assert learner.preprocess is not None
+    size = " × ".join(map(str, learner.preprocess.size or ()))
+    given = f"no --backbone is given, so {model} is made on 'shipped', a small network for images of {size} pixels"
+    warn(f"{given}: larger ones are reduced to that. For photographs take another one, see dlcft list backbones.")
+
+
 def _new_model(learner: Learner, model: Path) -> str:
     if learner.directory is not None:
         return "a first update that was interrupted goes on"
@@ -374,7 +442,9 @@ def _describe(
 ) -> None:
     from dlcft.closed_form.costs import costs
     from dlcft.update.forecast import forecast
+    from dlcft.update.incoming import doubts, look_at
 
+    incoming = look_at(learner, samples)
     known = set(learner.labels()) if learner.tasks else set()
     new = sorted({str(label) for label in samples.labels if label not in known})
     tested = 0 if held_out is None else len(held_out)
@@ -383,6 +453,9 @@ def _describe(
         say(f"{model}: {learned if learner.tasks else _new_model(learner, model)}")
         labels = len(set(samples.labels))
         say(f"would learn {len(samples)} samples of {labels} labels; new: {', '.join(map(printable, new)) or 'none'}")
+        say_incoming(incoming)
+        for sentence in doubts(incoming):
+            warn(sentence)
         sys.stdout.flush()  # before a trial that may take long
     cost = forecast(unbound, (model, first, data), samples=len(samples), tested=tested)
     # the number of features is chosen at the first update
@@ -391,7 +464,8 @@ def _describe(
     if as_json:
         facts = {"tasks": learner.tasks, "samples": len(samples), "new_labels": new}
         rows = [{"features": features, **asdict(share)} for features, share in shares.items()]
-        print(json.dumps(facts | asdict(cost) | {"budgets": rows}))
+        seen = {"incoming": [asdict(row) for row in incoming], "doubts": doubts(incoming)}
+        print(json.dumps(facts | seen | asdict(cost) | {"budgets": rows}))
         return
     took = f"{in_seconds(cost.trial_seconds)} for a trial on {cost.trial_samples} samples"
     say(f"takes about {in_seconds(cost.seconds)} ({took})")
@@ -418,26 +492,3 @@ def _write_page(done: Update, learner: Learner, model: Path, page: Path | None) 
         warn(f"the page {place} could not be written ({getattr(error, 'strerror', None) or error}).")
         return None
     return str(place)
-
-
-def _print_update(done: Update, model: Path) -> None:
-    new = f"; new labels: {', '.join(map(printable, done.new_labels))}" if done.new_labels else ""
-    say(f"learned {done.samples} samples in {done.seconds:.1f} s{new}")
-    if done.predicted_increase is not None:
-        say(f"old data's mean loss, by the memory alone: {done.predicted_increase:+.4g}")
-    if done.accuracy is not None:
-        error = done.calibration_error
-        calibration = "" if error is None else f"; calibration error {error:.3f} (same samples)"
-        say(f"holdout accuracy {done.accuracy:.2%}{calibration}")
-        for label, (right, total) in done.per_class.items():
-            say(f"  {printable(label)}: {right} of {total}")
-    if done.flips is not None and done.drop is not None:
-        say(f"known labels: accuracy {0.0 - done.drop:+.2%}, turned from right to wrong {done.flips:.2%}")
-    removed = f", removed {', '.join(map(str, done.disk.removed))}" if done.disk.removed else ""
-    total = sum(row["bytes"] for row in done.disk.kept)
-    kept = ", ".join(str(row["version"]) for row in done.disk.kept)
-    say(f"disk: wrote {in_bytes(done.disk.written)}; versions kept {kept}{removed}; {in_bytes(total)} in all")
-    for sentence in done.gates:
-        say(f"gate: {sentence}")
-    state = "is current" if done.accepted else "is kept, but exceeds a gate: it is not current"
-    say(f"{model}: version {done.version} {state}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ class First:
     method: str | None = None
     train: list[str] | None = None
     settings: dict[str, Any] = field(default_factory=dict)
+    resize: str | None = None
     modules: tuple[str, ...] = ()
 
     def import_modules(self) -> None:
@@ -35,8 +36,9 @@ class First:
 
     def given(self) -> list[str]:
         """The options that were given."""
-        options = {"--backbone": self.backbone, "--weights": self.weights, "--method": self.method}
-        return [name for name, value in (options | {"--train": self.train, "--set": self.settings}).items() if value]
+        options: dict[str, Any] = {"--backbone": self.backbone, "--weights": self.weights, "--method": self.method}
+        options |= {"--train": self.train, "--set": self.settings, "--resize": self.resize}
+        return [name for name, value in options.items() if value]
 
     def changed(self, header: Mapping[str, Any]) -> list[str]:
         """The options that were given and are not those of the first update."""
@@ -45,9 +47,10 @@ class First:
         backbone = notes.get("backbone") or {}
         same = {
             "--backbone": self.backbone == backbone.get("name"),
-            "--weights": self.weights == backbone.get("weights"),
+            "--weights": True,  # they may have been moved; that they are the same is checked
             "--method": self.method == notes.get("method"),
             "--train": self.train == notes.get("train"),
+            "--resize": self.resize == (header["preprocess"] or {}).get("resize", "stretch"),
             "--set": all(name in settings and settings[name] == value for name, value in self.settings.items()),
         }
         return [option for option in self.given() if not same[option]]
@@ -74,32 +77,18 @@ def store_to_update(model: Path) -> Store:
     return Store(model)
 
 
-def open_learner(store: Store, version: int | None = None, *, backbone: str | None = None) -> Learner:
-    """The learner that a directory holds; with a version, bound to no directory.
+def open_learner(
+    store: Store, version: int | None = None, *, backbone: str | None = None, weights: str | None = None
+) -> Learner:
+    """The learner that a directory holds, see `dlcft.load`; with a version, bound to no directory."""
+    from dlcft.backbones.opening import load
 
-    A name in a manifest selects only networks that dlcft itself builds; the user must repeat one that imports or
-    downloads something.
-    """
-    model, current = store.directory, store.current
-    assert current is not None
-    header = current.header
-    if not header["tasks"]:
-        raise ValueError(f"{model} holds a first update that was interrupted; give the same dlcft update once more.")
-    rebuild = header["notes"].get("backbone")
-    if rebuild is None:
-        unknown = f"{model} was saved from Python and does not say how its backbone is made"
-        raise ValueError(f"{unknown}; load it there, or give dlcft update --backbone once.")
-    name = str(rebuild["name"])
-    if ":" in name and backbone != name:
-        foreign = f"{model} was made on the backbone {name!r}, whose code is not part of dlcft"
-        raise ValueError(f"{foreign}; if you trust it, repeat it: --backbone {name}.")
-    if backbone is not None and backbone != name:
-        raise ValueError(f"--backbone is {backbone}, and {model} was made on {name!r}; give that, or leave it out.")
-    return _loaded(store, rebuild, version)
+    return load(store, backbone=backbone, weights=weights, version=version)
 
 
 def open_or_create(store: Store, first: First, *, bound: bool = True) -> Learner:
     """The learner that a directory holds, or a new one; bound to that directory, or to none."""
+    from dlcft.backbones.opening import built
     from dlcft.learner.state import check_header
 
     model, current = store.directory, store.current
@@ -112,17 +101,18 @@ def open_or_create(store: Store, first: First, *, bound: bool = True) -> Learner
     version = None if bound else current.number
     again = set(first.given()) <= {"--backbone", "--weights"}
     if current.header["notes"].get("backbone") is None and first.backbone and again:
-        learner = _loaded(store, {"name": first.backbone, "weights": first.weights}, version)
+        learner = built(store, {"name": first.backbone, "weights": first.weights}, version=version)
         learner.notes["backbone"] = {"name": first.backbone, "weights": first.weights}
         return learner
     if given := first.changed(current.header):
         tasks = in_number(current.header["tasks"], "task")
         raise ValueError(f"{given[0]} is for the first update, and {model} has learned {tasks}; leave it out.")
-    return open_learner(store, version, backbone=first.backbone)
+    return open_learner(store, version, backbone=first.backbone, weights=first.weights)
 
 
 def _new(store: Store, first: First, begun: Version | None, bound: bool) -> Learner:
     from dlcft.backbones import load_backbone
+    from dlcft.backbones.opening import built
     from dlcft.learner.build import fingerprint
     from dlcft.learner.learner import Learner
     from dlcft.methods.recipes import named_recipe
@@ -134,7 +124,15 @@ def _new(store: Store, first: First, begun: Version | None, bound: bool) -> Lear
     if fingerprint(again.module) != fingerprint(found.module):
         other = f"--backbone is {first.backbone}, which makes a network with other weights each time"
         raise ValueError(f"{other}; let it load them, or give --weights.")
-    reading: dict[str, Any] = {"preprocess": found.preprocess, "tokenizer": found.tokenizer}
+    preprocess = found.preprocess
+    if first.resize is not None and preprocess.size is None:
+        name = found.rebuild["name"]
+        raise ValueError(
+            f"--resize is {first.resize}, and the backbone {name!r} takes inputs of any size; leave it out."
+        )
+    if first.resize is not None:
+        preprocess = replace(preprocess, resize=first.resize)
+    reading: dict[str, Any] = {"preprocess": preprocess, "tokenizer": found.tokenizer}
     learner = Learner(found.module, method, train=first.train, **reading, **first.settings)
     learner.notes |= {"backbone": found.rebuild, "method": method, "train": first.train}
     if begun is None:
@@ -142,19 +140,11 @@ def _new(store: Store, first: First, begun: Version | None, bound: bool) -> Lear
     # a first update was killed: the same command goes on with it
     if begun.header["notes"].get("backbone") != learner.notes["backbone"]:
         raise ValueError(f"{store.directory} holds a first update on another backbone; give that, or delete it.")
-    known = _loaded(store, found.rebuild, None if bound else begun.number)
+    known = built(store, found.rebuild, version=None if bound else begun.number)
     if (known.recipe.to_dict(), known.notes) != (learner.recipe.to_dict(), learner.notes):
         begun_otherwise = f"{store.directory} holds a first update that was interrupted, with other settings"
         raise ValueError(f"{begun_otherwise}; give these, or delete it.")
     return known
-
-
-def _loaded(store: Store, rebuild: dict[str, Any], version: int | None) -> Learner:
-    from dlcft.backbones import load_backbone
-    from dlcft.learner.learner import Learner
-
-    found = load_backbone(**rebuild)
-    return Learner.load(store, found.module, version=version, tokenizer=found.tokenizer)
 
 
 @contextmanager

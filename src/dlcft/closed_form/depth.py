@@ -26,10 +26,11 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from dlcft.closed_form.features import MOST_SAMPLES, frozen_copy
+from dlcft.closed_form.chunks import Chunked
+from dlcft.closed_form.features import frozen_copy
 from dlcft.curvature.grams import Layer
 from dlcft.network.inputs import AnyLayout, Input, call, in_half, reference
-from dlcft.network.linearize import Frozen, choose_output
+from dlcft.network.linearize import choose_output
 
 log = logging.getLogger("dlcft")
 
@@ -95,7 +96,7 @@ class Activation:
         return found
 
 
-class DepthFeatures(Frozen):
+class DepthFeatures(Chunked):
     """`φ(x) = [z; means, covariances and grids of activations of all depths]` of a frozen network.
 
     It takes one forward pass. The network is copied and its BatchNorm folded.
@@ -133,10 +134,7 @@ class DepthFeatures(Frozen):
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """Features φ, samples × features."""
         x: Input = kwargs if kwargs else args[0] if len(args) == 1 else args
-        first = next(leaf for leaf in tree_leaves(x) if isinstance(leaf, Tensor))
-        size = MOST_SAMPLES if first.device.type == "cpu" else max(1, len(first))
-        parts = [tree_map_only(Tensor, lambda t, i=i: t[i : i + size], x) for i in range(0, max(1, len(first)), size)]
-        return torch.cat([self._features(part) for part in parts])
+        return self.in_chunks(self._features, x)
 
     def _features(self, x: Input) -> Tensor:
         samples = len(next(leaf for leaf in tree_leaves(x) if isinstance(leaf, Tensor)))
@@ -164,24 +162,36 @@ class DepthFeatures(Frozen):
     def _moments(self, index: int, a: Tensor, rows: Tensor, weights: Tensor | None) -> Tensor:
         """The features of one activation: mean, covariance, grid."""
         one = self.activations[index]
-        mean = rows.mean(1) if weights is None else torch.einsum("ns,nsc->nc", weights, rows)
+        # other runtimes have no views: there a transposed activation would be one more copy of it
+        channels_first = self.at_once and one.layout in ("image", "channels") and a.shape[0] == rows.shape[0]
+        if channels_first and weights is None:
+            mean = a.flatten(2).mean(2)
+        else:
+            mean = rows.mean(1) if weights is None else torch.einsum("ns,nsc->nc", weights, rows)
         blocks = [mean @ self._matrix(f"mean {index}") if 0 < one.means < one.channels else mean[:, : one.means]]
         if one.pairs:
-            blocks.append(self._covariance(index, rows, mean, weights))
+            first = a.flatten(2) if channels_first and weights is None else None
+            blocks.append(self._covariance(index, rows, mean, weights, first))
         if one.fields:
             grid = F.adaptive_avg_pool2d(a, GRID).flatten(2).mT
             blocks.append((grid @ self._matrix(f"field {index}") if one.fields < one.channels else grid).flatten(1))
         return torch.cat(blocks, 1)
 
-    def _covariance(self, index: int, rows: Tensor, mean: Tensor, weights: Tensor | None) -> Tensor:
+    def _covariance(
+        self, index: int, rows: Tensor, mean: Tensor, weights: Tensor | None, first: Tensor | None
+    ) -> Tensor:
+        """Of rows, or of the same with `first` the channels and then the positions."""
         one = self.activations[index]
         weighted = rows / rows.shape[1] if weights is None else rows * weights[..., None]
         if one.pairs == (0, 0):
             whole = weighted.mT @ rows - mean[:, :, None] * mean[:, None]
-            first, second = torch.triu_indices(one.channels, one.channels, device=rows.device)
-            return whole[:, first, second]
+            i, j = torch.triu_indices(one.channels, one.channels, device=rows.device)
+            return whole[:, i, j]
         left, right = self._matrix(f"left {index}"), self._matrix(f"right {index}")
-        products = (weighted @ left).mT @ (rows @ right)
+        if first is not None:
+            products = (left.T @ first / first.shape[2]) @ (right.T @ first).mT
+        else:
+            products = (weighted @ left).mT @ (rows @ right)
         return (products - (mean @ left)[:, :, None] * (mean @ right)[:, None]).flatten(1)
 
     def _matrix(self, name: str) -> Tensor:

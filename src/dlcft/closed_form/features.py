@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from dlcft.closed_form.chunks import MOST_SAMPLES, Chunked
 from dlcft.curvature._geometry import geometry
 from dlcft.curvature.grams import Layer
 from dlcft.curvature.rows import (
@@ -31,14 +32,13 @@ from dlcft.curvature.rows import (
     without_rows,
 )
 from dlcft.network.inputs import TOGETHER, AnyLayout, Input, call, reference, use_channels_last
-from dlcft.network.linearize import Frozen, Selection, choose_output, select
+from dlcft.network.linearize import Selection, choose_output, select
 from dlcft.network.prepare import drop_caches, fold_batchnorm
 
 log = logging.getLogger("dlcft")
 
 MEMORY = 1 << 29  # bytes that the activations of one forward and backward pass may take
 FIRST_SAMPLES = 8
-MOST_SAMPLES = 64  # at once on a CPU: with more, activations leave its cache
 
 
 def frozen_copy(backbone: nn.Module) -> nn.Module:
@@ -72,7 +72,7 @@ def kronecker_sketch(layer: Layer, xs: Sequence[Tensor], gs: Sequence[Tensor], l
     return functools.reduce(torch.add, sketches)
 
 
-class FrozenFeatures(Frozen):
+class FrozenFeatures(Chunked):
     """The features z of a frozen backbone, or ranpac's `relu(P z)` with a fixed random P, or random Fourier features.
 
     Those are `√(2/D) cos(W z/‖z‖ + p)` with fixed random W and p. Their products are, on average, the Gaussian kernel
@@ -107,7 +107,8 @@ class FrozenFeatures(Frozen):
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """Features, samples × features."""
-        z: Tensor = self.base(*args, **kwargs)
+        x: Input = kwargs if kwargs else args[0] if len(args) == 1 else args
+        z = self.in_chunks(lambda part: choose_output(call(self.base, part), None), x)
         if self.weight is None:
             return z
         if self.phase is None:
@@ -153,7 +154,7 @@ class Joined(nn.Module):
         return torch.cat([self.first(*args, **kwargs), self.second(*args, **kwargs)[:, self.skipped :]], 1)
 
 
-class TangentFeatures(Frozen):
+class TangentFeatures(Chunked):
     """`φ(x) = [z; relu(P z); vec(S_l D_l(x) R_l) for every layer l and direction u]` of a frozen network.
 
     It takes one forward pass, and one backward pass per direction. No gradient of a weight is formed. The network is
@@ -240,6 +241,8 @@ class TangentFeatures(Frozen):
         # The first few samples tell how many fit into memory. That is measured at every call: chunk sizes, and with
         # them the last bits of the features, must not depend on earlier calls.
         with AnyLayout():
+            if self.at_once:
+                return self._features(x, slice(None))[0]
             first, size = self._features(x, slice(0, FIRST_SAMPLES))
             samples = len(next(leaf for leaf in tree_leaves(x) if isinstance(leaf, Tensor)))
             starts = range(FIRST_SAMPLES, samples, size)

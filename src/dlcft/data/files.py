@@ -118,7 +118,9 @@ def read_table(path: Path, columns: tuple[str, ...]) -> tuple[list[Any], ...]:
             if name == "label":
                 _check_label(value, place)
         if columns[0] == "path" and not os.path.isfile(found[0][-1]):  # Path.is_file fails for a null character
-            raise ValueError(f"{place} names {row['path']!r}, which is no regular file; give the path of an image.")
+            missing_file = "\0" not in row["path"] and not os.path.lexists(found[0][-1])
+            why = "is not there" if missing_file else "is no regular file"
+            raise ValueError(f"{place} names {row['path']!r}, which {why}; give the path of an image.")
     if not found[0]:
         raise ValueError(f"{path} has a header only; at least one sample is needed.")
     return found

@@ -37,13 +37,15 @@ class Preprocess:
     Images of uint8 become float in [0, 1]; then channels, size and normalisation change, each only if set.
 
     Args:
-        size: height and width to stretch to (with antialiasing).
+        size: height and width that images are brought to (with antialiasing).
         mean: subtracted from the values; one number, or one a channel; with `std`.
         std: the values are divided by it then.
         interpolation: "bilinear", "bicubic" or "nearest".
         channels: 1 (grey) or 3 (colour).
         layout: "first" (N × C × H × W), "last" (N × H × W × C), or "auto": last if only the last axis can be one of
             1, 3 or 4 channels.
+        resize: how to come to `size`: "stretch" takes the whole image and may change its proportions, "crop" keeps
+            them and takes the largest part around the middle.
 
     Raises:
         ValueError: when a field is not as described.
@@ -62,6 +64,7 @@ class Preprocess:
     interpolation: str = "bilinear"
     channels: int | None = None
     layout: str = "auto"
+    resize: str = "stretch"
 
     def __post_init__(self) -> None:
         """Check the fields before any data is there."""
@@ -82,6 +85,8 @@ class Preprocess:
             raise ValueError(f"channels is {self.channels!r}; it must be 1, 3 or None.")
         if self.layout not in ("auto", "first", "last"):
             raise ValueError(f"layout is {self.layout!r}; it must be 'auto', 'first' or 'last'.")
+        if self.resize not in ("stretch", "crop"):
+            raise ValueError(f"resize is {self.resize!r}; it must be 'stretch' or 'crop'.")
 
     def __call__(self, x: Input) -> Input:
         """A batch of inputs with its images prepared; other tensors stay as they are."""
@@ -100,6 +105,8 @@ class Preprocess:
         images = _with_channels(images, self.channels)
         if self.size is None or tuple(images.shape[2:]) == self.size:
             return images
+        if self.resize == "crop":
+            images = _middle(images, self.size)
         smooth = self.interpolation != "nearest"
         images = F.interpolate(images, self.size, mode=_MODES[self.interpolation], antialias=smooth)
         return images.clamp(0, 1) if x.dtype == torch.uint8 else images  # bicubic overshoots
@@ -217,6 +224,14 @@ def _channels_first(x: Tensor, layout: str) -> Tensor:
             raise ValueError(f"{given}; say Preprocess(layout='first' or 'last').")
         layout = "last" if first not in _CHANNELS and last in _CHANNELS and middle > last else "first"
     return x.permute(0, 3, 1, 2).contiguous() if layout == "last" else x
+
+
+def _middle(x: Tensor, size: tuple[int, int]) -> Tensor:
+    """The largest part around the middle of images with the proportions of a size."""
+    have, (height, width) = x.shape[2:], size
+    part = min(have[0], max(1, round(have[1] * height / width))), min(have[1], max(1, round(have[0] * width / height)))
+    top, left = ((whole - kept) // 2 for whole, kept in zip(have, part, strict=True))
+    return x[:, :, top : top + part[0], left : left + part[1]]
 
 
 def _with_channels(x: Tensor, channels: int | None) -> Tensor:

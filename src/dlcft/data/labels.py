@@ -15,6 +15,15 @@ log = logging.getLogger("dlcft")
 Label = int | str
 
 
+def counted(labels: Sequence[Label], hits: Iterable[float]) -> dict[Label, tuple[int, int]]:
+    """For each label, sorted by its name, how many of its samples are hits, and how many it has."""
+    found: dict[Label, tuple[int, int]] = {}
+    for label, hit in zip(labels, hits, strict=True):
+        right, total = found.get(label, (0, 0))
+        found[label] = right + int(hit), total + 1
+    return {label: found[label] for label in sorted(found, key=str)}
+
+
 class Labels:
     """Label names in a fixed order: the index of a label never changes, new ones are appended."""
 

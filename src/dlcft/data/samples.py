@@ -29,8 +29,9 @@ from dlcft.data.images import Preprocess
 from dlcft.data.labels import label_names
 from dlcft.data.sources import ACCEPTED_X, Items, Part, Source, Tokenizer, fingerprint, make_source
 from dlcft.network import workers
-from dlcft.network.inputs import Input
+from dlcft.network.inputs import TOGETHER, Input
 
+_READ = 1 << 25  # bytes of inputs that a bounded batch may have
 _PASS = 64  # samples that are hashed at a time
 
 
@@ -171,6 +172,7 @@ class Batches:
         dtype: of floats, if they are to be changed.
         own: whether other workers have other samples; otherwise all have the same, and each reads every n-th batch.
         span: the positions that are read; all by default.
+        bounded: whether batches of large inputs are smaller than `size`, so that reading them takes little memory.
     """
 
     def __init__(
@@ -183,9 +185,11 @@ class Batches:
         dtype: torch.dtype | None = None,
         own: bool = False,
         span: range | None = None,
+        bounded: bool = False,
     ) -> None:
         self.samples, self.y, self.size, self.device, self.dtype, self.own = samples, y, size, device, dtype, own
         self.span = range(len(y)) if span is None else span
+        self.bounded = bounded and len(y) > TOGETHER
         self.told: Callable[[int], None] | None = None  # how many samples `of_worker` has given
 
     def __iter__(self) -> Iterator[tuple[Input, Tensor]]:
@@ -211,6 +215,8 @@ class Batches:
 
     def parts(self, samples: int) -> Iterator[Batches]:
         """The same batches in parts of about so many samples a worker, as many parts on every worker."""
+        with workers.together():
+            self._fit()
         length = max(1, samples // self.size) * self.size * (1 if self.own else workers.count())
         number = max(workers.gathered(-(-len(self.y) // length)))
         for start in range(0, number * length, length):
@@ -219,7 +225,16 @@ class Batches:
             yield Batches(self.samples, self.y, self.size, self.device, **kind)
 
     def _indices(self) -> tuple[Tensor, ...]:
+        self._fit()
         return torch.arange(self.span.start, self.span.stop).split(self.size) if len(self.span) else ()
+
+    def _fit(self) -> None:
+        """Make bounded batches small enough, by a look at the first input."""
+        if self.bounded:
+            one = sum(leaf.nbytes for leaf in tree_leaves(self.samples.fetch(torch.tensor([0]))))
+            fitting = _READ // max(1, one)
+            self.size = min(self.size, max(TOGETHER, fitting - fitting % TOGETHER))
+            self.bounded = False
 
     def _read(self, indices: Tensor) -> tuple[Input, Tensor]:
         x = to_device(self.samples.fetch(indices), self.device, dtype=self.dtype)

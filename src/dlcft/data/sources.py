@@ -187,6 +187,8 @@ def make_source(x: Any, preprocess: Preprocess, tokenizer: Tokenizer | None = No
         x = read_inputs(x, text=tokenizer is not None)
     if isinstance(x, Shards):
         return ShardItems(x, preprocess, tokenizer)
+    if is_pillow_image(x):
+        x = [x]
     if isinstance(x, np.ndarray) and x.dtype.kind == "U":
         x = x.tolist()
     if tokenizer is not None and isinstance(x, list | tuple) and len(x) and all(isinstance(part, str) for part in x):

@@ -1,1 +1,1 @@
-"""The quadratic memory inside other libraries' training loops: Lightning, transformers, Avalanche."""
+"""Beside the tools that people already use; each file is imported only when asked for."""

@@ -21,6 +21,7 @@ from dlcft.methods.settings import Features, Network
 from dlcft.network.classifier import Classifier, check_kinds
 from dlcft.network.inputs import Input, call, in_half, reference
 from dlcft.network.linearize import Linearized, Selection, select
+from dlcft.network.pooled import with_features
 from dlcft.network.prepare import fold_batchnorm
 
 _DIRECTION_SAMPLES = 256  # of the first task, whose features tell the principal direction
@@ -83,6 +84,7 @@ class Builder:
     ) -> None:
         if not isinstance(backbone, nn.Module):
             raise TypeError(f"the backbone is a {type(backbone).__name__}; an nn.Module is needed.")
+        backbone = with_features(backbone)
         self.recipe, self.seed, self.device, self.preprocess = recipe, seed, device, preprocess
         self.train = named_selection(backbone, train)
         self.fingerprint = fingerprint(backbone)

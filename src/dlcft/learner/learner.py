@@ -5,49 +5,49 @@ from __future__ import annotations
 import copy
 import math
 import os
-import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dlcft.closed_form.depth import Activation
 from dlcft.data.augment import Augmentation
 from dlcft.data.images import Preprocess
-from dlcft.data.labels import Label, Labels
-from dlcft.data.samples import Batches, Inputs, Samples, to_device
+from dlcft.data.labels import Label, Labels, counted
+from dlcft.data.samples import Inputs, Samples, to_device
 from dlcft.data.sources import Tokenizer
-from dlcft.data.streams import Stream, StreamBatches, is_stream
-from dlcft.learner.adopt import centred_head, check_last, fitted_scale, margin_scale, split_head
+from dlcft.data.streams import is_stream
+from dlcft.learner.adopt import check_last, margin_scale, split_head
 from dlcft.learner.build import Builder, as_given, find_device, fingerprint, without_normalising
-from dlcft.learner.display import Report, reporter
-from dlcft.learner.gathering import Gathered, gathered_samples, gathered_stream
+from dlcft.learner.display import Report
 from dlcft.learner.gathering import fingerprint as fingerprint_of
-from dlcft.learner.heads import HEAD, Heads, Settling
-from dlcft.learner.notes import ProgressNotes
-from dlcft.learner.records import Adopted, Forgotten, Learned, Record, read_record
+from dlcft.learner.heads import HEAD, Heads
+from dlcft.learner.learning import Learning
+from dlcft.learner.module import Answers, full_floats, plain_module
+from dlcft.learner.records import Adopted, Forgotten, Learned, Record
 from dlcft.learner.state import as_written, check_current, read_learner, refuse_unimported, write_learner
-from dlcft.learner.train import TrainingLoop, augmented, seeded
-from dlcft.methods.base import Method, Task, joined_states, split_states
-from dlcft.methods.recipes import RECIPES, Recipe, named_recipe, own_recipe
+from dlcft.learner.train import augmented
+from dlcft.methods.base import Method
+from dlcft.methods.recipes import RECIPES, Recipe, described, named_recipe, nearest_recipe, own_recipe
 from dlcft.methods.settings import SCENARIOS, Features, Scenario
 from dlcft.network import workers
 from dlcft.network.classifier import Classifier, learned_state
 from dlcft.network.inputs import Input
 from dlcft.network.linearize import Selection
+from dlcft.network.pooled import with_features
 from dlcft.store.files import CheckpointError
 from dlcft.store.store import Store
 
 
-class Learner:
+class Learner(Learning):
     """Learns task after task from a pre-trained backbone, without keeping their data.
 
     Args:
-        backbone: any module that maps a batch to feature vectors. It is copied.
+        backbone: any module that maps a batch to feature vectors, or a base model of transformers (`AutoModel`). It is
+            copied.
         method: a name in `RECIPES`; a `Method` of one's own, as an object or as `module:Name`; or a `Recipe`.
         scenario: "class-il" (one head that grows with new labels), "data-il" (one head, the labels of the first
             task), or "task-il" (one head a task, named when learning and predicting).
@@ -116,7 +116,7 @@ class Learner:
         self.notes: dict[str, Any] = {}
         # the backbone normalises, so that augmentation comes before
         self._reading = without_normalising(preprocess)
-        self._augment = augmented(Augmentation(self.recipe.training.augment))
+        self._augment = partial(augmented, Augmentation(self.recipe.training.augment))
         first = self.recipe.first_task(scenario)
         if first is not None and train is not None:
             if self.recipe.settings["start"] == "first-task":
@@ -184,20 +184,17 @@ class Learner:
             x = to_device(few, learner.device, dtype=learner._builder.dtype)
             check_last(model, learner._builder.features(x), layer, x, learner.preprocess)
         elif isinstance(learner.recipe.model, Features) and learner.recipe.model.depth_features:
-            learner._builder.look(learner._example(example))
+            learner._builder.look(learner.example(example))
         learner._adopt(layer, Labels(labels), samples, weight)
         return learner
 
-    @property
-    def model(self) -> Classifier:
-        """The classifier. Closed-form methods bring its heads up to date in `solve`.
-
-        Raises:
-            ValueError: before the first task.
-        """
-        if self._model is None:
-            raise ValueError("nothing has been learned yet; call learn(data) first.")
-        return self._model
+    def __repr__(self) -> str:
+        samples = sum(-one.samples if isinstance(one, Forgotten) else one.samples for one in self.history)
+        labels = {head: len(labels) for head, labels in self._heads.labels.items()}
+        knows = f"tasks learned {self.tasks}, samples {samples}, labels {sum(labels.values())}"
+        heads = f", heads {', '.join(labels)}" if self.scenario == "task-il" and labels else ""
+        place = "" if self.directory is None else f", in {str(self.directory)!r}"
+        return f"Learner({described(self.recipe)}, scenario={self.scenario!r}: {knows}{heads}{place})"
 
     @property
     def trained_backbone(self) -> nn.Module:
@@ -221,16 +218,6 @@ class Learner:
     def labels(self, head: str = HEAD) -> list[Label]:
         """The label names of a head, in the order of its outputs."""
         return list(self._heads.labels[self._heads.known(head)].names)
-
-    def samples(self, data: Any) -> Samples:
-        """Labelled data as this learner reads it; accepted wherever data is."""
-        if isinstance(data, Samples):
-            return data
-        return Samples(data, preprocess=self._reading, tokenizer=self.tokenizer)
-
-    def inputs(self, x: Any) -> Inputs:
-        """Inputs as this learner reads them; accepted wherever inputs are."""
-        return Inputs(x, preprocess=self._reading, tokenizer=self.tokenizer)
 
     def learn(
         self,
@@ -276,14 +263,6 @@ class Learner:
             raise ValueError(f"learn_jointly is for 'task-il'; in {self.scenario!r} join the data and call learn.")
         given = {self._heads.to_learn(head): self._gathered(data) for head, data in tasks.items()}
         self._learn(given, progress, True)
-
-    def solve(self) -> None:
-        """Bring the heads up to date: closed-form methods solve their regression, unless nothing has changed.
-
-        `outputs`, `predict`, `evaluate` and `save` call it.
-        """
-        if self._model is not None:
-            self.method.solve(self._model)
 
     def forget(self, data: Any, *, head: str | None = None, weight: float | None = None, shares: bool = False) -> None:
         """Be as if these samples, learned before, had never been seen: exact, for closed-form methods.
@@ -348,6 +327,9 @@ class Learner:
                 "would count twice."
             )
         ours, theirs = self._shared(), other._shared()
+        own, others = nearest_recipe(self.recipe), nearest_recipe(other.recipe)
+        if ours != theirs and own != others:
+            raise ValueError(f"the other learner has another method, {others} in place of {own}.")
         for name in ours | theirs:
             if ours.get(name) != theirs.get(name):
                 raise ValueError(
@@ -389,41 +371,89 @@ class Learner:
         shares = workers.gathered(found)  # each worker's every n-th batch
         return torch.cat([shares[i % len(shares)][i // len(shares)] for i in range(sum(map(len, shares)))])
 
-    def predict(self, x: Any, *, head: str | None = None) -> list[Label]:
+    @torch.inference_mode(False)
+    def module(self, *, head: str | None = None, probabilities: bool = False, example: Any = None) -> nn.Module:
+        """A plain module from a batch to the head's outputs: a graph of ordinary operations with a copy of the weights.
+
+        Nothing of the learner is in it: it serves where dlcft is not installed, on batches of any size, and with
+        `torch.export`, `torch.compile`, `torch.jit.trace` and ONNX (see `dlcft.learner.export`). It takes what the
+        network takes: images as floats in [0, 1] and of one size, which it normalises itself.
+
+        Args:
+            head: the task's name in "task-il".
+            probabilities: whether to give `softmax(outputs / temperature)` instead.
+            example: one or more inputs, where neither a preprocessing with a size nor a tokenizer tells their shape.
+
+        Raises:
+            ValueError: when the network cannot be written down as one graph.
+        """
+        name, model = self._ready(head)
+        answers = Answers(model, name, self.temperature if probabilities else None)
+        return plain_module(answers, full_floats(self.example(example)))[0]
+
+    def predict(self, x: Any, *, head: str | None = None, batch_size: int = 256) -> list[Label]:
         """The label of each input.
 
         Raises:
-            ValueError: when an output is not a finite number.
+            ValueError: when an output is not a finite number, or all samples were forgotten.
         """
         names = self._heads.labels[self._heads.known(head)].names
-        return [names[index] for index in self.outputs(x, head=head).argmax(1).tolist()]
+        self._check_known()
+        return [names[index] for index in self.outputs(x, head=head, batch_size=batch_size).argmax(1).tolist()]
 
-    @torch.no_grad()
-    def evaluate(self, data: Any, *, head: str | None = None, batch_size: int = 256) -> dict[str, float]:
-        """Accuracy, mean loss, and how many labels are `unknown`: never learned.
-
-        An unknown label counts as an error; the loss is of the others alone, NaN if there are none.
+    def predict_proba(self, x: Any, *, head: str | None = None, batch_size: int = 256) -> Tensor:
+        """The probability of each label for each input, in the order of `labels()`: `softmax(outputs / temperature)`.
 
         Raises:
             ValueError: when an output is not a finite number.
         """
+        self._check_known()
+        outputs = self.outputs(x, head=head, batch_size=batch_size)
+        return (outputs.double() / self.temperature).softmax(1)
+
+    @property
+    def temperature(self) -> float:
+        """What outputs are divided by for probabilities.
+
+        It is the one that `dlcft update` fitted on a holdout last, if there was one (`notes["temperature"]`); else one
+        that suits the method's outputs, and probabilities are not calibrated.
+        """
+        self.solve()
+        return self.notes.get("temperature") or self.method.usual_temperature or self.recipe.model.scale / 10
+
+    @torch.no_grad()
+    def evaluate(self, data: Any, *, head: str | None = None, batch_size: int = 256) -> dict[str, Any]:
+        """Accuracy, mean loss, how many labels are `unknown` (never learned), and `per_label` right and all samples.
+
+        An unknown label counts as an error in `accuracy`, and not in `accuracy_known`; the loss is of the others alone.
+        Both are NaN if there are none.
+
+        Raises:
+            ValueError: when an output is not a finite number.
+        """
+        self._check_known()
         (name, model), samples = self._ready(head), self.samples(data)
         labels = self._heads.labels[name]
         known = torch.tensor([not labels.unknown([label]) for label in samples.labels])
         names = [label if seen else labels.names[0] for label, seen in zip(samples.labels, known, strict=True)]
         batches = self._batches(samples, torch.arange(len(samples)), batch_size)
-        sums, indices = torch.zeros(2, dtype=torch.float64), labels.indices(names).to(self.device)
+        sums, indices = torch.zeros(1, dtype=torch.float64), labels.indices(names).to(self.device)
+        hits = torch.zeros(len(samples), dtype=torch.float64)
         with workers.together():
             for x, places in batches.of_worker():
                 seen, target = known[places.cpu()].to(self.device), indices[places]
                 outputs = _finite(model(x, name))[seen]
-                loss = len(outputs) * float(self.loss.value(outputs, target[seen])) if len(outputs) else 0.0
-                sums += torch.tensor([int((outputs.argmax(1) == target[seen]).sum()), loss])
-        workers.add_up([sums])
-        right, total = int(sums[0]), float(sums[1])
-        count = int(known.sum())
-        mean = total / count if count else math.nan
-        return {"accuracy": right / len(samples), "loss": mean, "unknown": len(samples) - count}
+                sums += len(outputs) * float(self.loss.value(outputs, target[seen])) if len(outputs) else 0.0
+                hits[places[seen].cpu()] = (outputs.argmax(1) == target[seen]).double().cpu()
+        workers.add_up([sums, hits])
+        count, right = int(known.sum()), int(hits.sum())
+        return {
+            "accuracy": right / len(samples),
+            "accuracy_known": right / count if count else math.nan,
+            "loss": float(sums) / count if count else math.nan,
+            "unknown": len(samples) - count,
+            "per_label": counted(samples.labels, hits.tolist()),
+        }
 
     def predicted_increase(self) -> float | None:
         """How much the last task has raised the old tasks' mean loss, by the memory alone.
@@ -505,7 +535,7 @@ class Learner:
         """
         store = directory if isinstance(directory, Store) else Store(directory)
         tensors, header, sha256 = read_learner(store, version)
-        if header["backbone"] != fingerprint(backbone):
+        if header["backbone"] != fingerprint(with_features(backbone)):
             raise CheckpointError(
                 f"the backbone's weights are not those that {store.directory} was learned on; give the same network."
             )
@@ -530,215 +560,26 @@ class Learner:
             learner.store, learner.saved_hash = store, sha256
         return learner
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Tensors, and a header that JSON can hold: all that `load` needs beside the backbone."""
-        started = None if self._builder.started is None else self._builder
-        looked = self._builder.activations
-        tensors, parts = joined_states(model=self._model, method=self.method, start=started)
-        return tensors, {
-            "backbone": self._builder.fingerprint,
-            "recipe": self.recipe.to_dict(),
-            "scenario": self.scenario,
-            "new_labels": self.new_labels,
-            "seed": self.seed,
-            "amp": self.amp,
-            "train": self._builder.train,
-            "preprocess": None if self.preprocess is None else self.preprocess.to_dict(),
-            "width": self._builder.width,
-            "activations": None if looked is None else [one.to_json() for one in looked],
-            "labels": {head: labels.names for head, labels in self._heads.labels.items()},
-            "tasks": self.tasks,
-            "history": [record.to_dict() for record in self.history],
-            "notes": self.notes,
-            "parts": parts,
-        }
+    def example(self, given: Any = None) -> Input:
+        """A small batch as the network takes it: of inputs that are given, or made up where their shape is known.
 
-    def _load_state(self, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
-        parts = split_states(tensors, header["parts"])
-        if "start" in parts:
-            self._builder.load_state(*parts["start"])
-        if header.get("activations") is not None:
-            self._builder.activations = [Activation.from_json(one) for one in header["activations"]]
-        if header["width"] is not None:
-            self._model = self._builder.build_on(torch.zeros(2, header["width"]).to(self.device, self._builder.dtype))
-            self._model.load_state(*parts["model"])
-            own, described = parts["method"]
-            self.method.load_state({name: t.to(self.device) for name, t in own.items()}, described, self._model)
-        self._heads.labels = {head: Labels().append(names) for head, names in header["labels"].items()}
-        self._check_heads()
-        self.history = [read_record(content) for content in header["history"]]
-        self.tasks, self.notes = header["tasks"], header["notes"]
-
-    def _check_heads(self) -> None:
-        """Refuse heads whose labels are not as many as their outputs, or repeat."""
-        heads = {} if self._model is None else {name: self._model.head(name).out_features for name in self._model.heads}
-        named = {head: len(set(labels.names)) for head, labels in self._heads.labels.items()}
-        if heads != named:
-            raise CheckpointError(f"a learner was saved with heads of {heads} outputs, and {named} different labels.")
-
-    def _gathered(self, data: Any, shares: bool = False) -> Gathered:
-        with workers.together():
-            samples = Samples.none() if data is None and shares else self.samples(data)
-        return gathered_samples(samples, shares=shares)
-
-    def _stream_of(self, data: Any, shares: bool) -> Gathered:
-        if not self.recipe.closed_form or (self.tasks == 0 and self._builder.first is not None):
-            raise ValueError(
-                f"data is a {type(data).__name__}, which is read once, and this method reads its data several times; "
-                "closed-form methods with start='pretrained', such as 'dlcft-exact', learn from it."
-            )
-        reading: dict[str, Any] = {"preprocess": self._reading, "tokenizer": self.tokenizer}
-        return gathered_stream(Stream(() if data is None else data, shares=shares, **reading))
-
-    def _learn(self, tasks: dict[str, Gathered], progress: bool | Report, resume: bool) -> None:
-        labels = {head: self._heads.extended(head, given.labels) for head, given in tasks.items()}
-        with ExitStack() as held:
-            with workers.together():
-                if self.store is not None and workers.place() == 0:  # which writes for all
-                    held.enter_context(self.store.lock())
-                    check_current(self.store, self.saved_hash)
-                    if not resume:
-                        self.store.clear_progress()
-            before, learned = self._snapshot(), False
-            try:
-                record = self._learn_samples(tasks, labels, progress)
-                learned = True
-            finally:
-                if not learned:  # whatever the reason, an interruption among them
-                    self._restore(before)
-        self.history.append(workers.from_first(record))
-        self.tasks += 1
-
-    def _learn_samples(self, tasks: dict[str, Gathered], labels: dict[str, Labels], progress: bool | Report) -> Learned:
-        began, data = time.perf_counter(), fingerprint_of(tasks)
-        notes = None if self.store is None else ProgressNotes(self.store, data)
-        options: dict[str, Any] = {"amp": self.amp, "notes": notes}
-        started = self.tasks == 0 and self._builder.first is not None
-        seconds, curve = 0.0, []
-        if started:
-            first = self._train_start(tasks, labels, reporter(progress), options)
-            seconds, curve = first.seconds, first.curve
-        if self._model is None:
-            self._model = self._build(next(iter(tasks.values())).samples)
-        for head in tasks:
-            self._grow(head, labels[head])
-        todo = [self._task(head, given, labels[head]) for head, given in tasks.items()]
-        settings, streams = self.recipe.training, self._stream
-        loop = TrainingLoop(self._model, self.method, settings, streams, self.tasks, reporter(progress), **options)
-        loop.started = started
-        self.method.learn(todo, loop)
-        totals = [t.batches.total if isinstance(t.batches, StreamBatches) else t.samples for t in todo]
-        count, training = sum(totals), seconds + loop.seconds
-        remembering = time.perf_counter() - began - training
-        curve, increase = curve + loop.curve, self.method.increase
-        return Learned(self.tasks, [*tasks], count, data, curve, increase, training, remembering)
-
-    def _build(self, samples: Samples) -> Classifier:
-        """The classifier, from a look at the first samples of the first worker that has any."""
-        with workers.together():
-            z = self._builder.look_at(samples) if len(samples) else None
-        looks = workers.gathered((None if z is None else z.cpu(), self._builder.activations))
-        seen, self._builder.activations = next(look for look in looks if look[0] is not None)
-        assert seen is not None
-        return self._builder.build_on(seen.to(self.device))
-
-    def _train_start(
-        self, tasks: dict[str, Gathered], labels: dict[str, Labels], report: Report, options: dict[str, Any]
-    ) -> TrainingLoop:
-        """Train the plain network on the first task, and go on from there."""
-        builder = self._builder.plain()
-        recipe = builder.recipe
-        model, method = builder.build(next(iter(tasks.values())).samples), recipe.make_method(self.scenario)
-        loss, todo = recipe.model.make_loss(), []
-        for head, given in tasks.items():
-            model.add_head(head, len(labels[head]))
-            samples, y = given.samples, labels[head].indices(given.samples.labels)
-            batches = Batches(samples, y, recipe.training.batch_size, self.device, dtype=builder.dtype)
-            todo.append(Task(model, head, loss, batches, len(samples), self._augment, self._stream))
-        loop = TrainingLoop(model, method, recipe.training, self._stream, self.tasks, report, **options)
-        loop.prefix = "start_"
-        method.learn(todo, loop)
-        self._builder.start_from(as_given(builder.backbone), [given.samples for given in tasks.values()])
-        return loop
-
-    def _example(self, given: Any) -> Input:
-        """Inputs that show the shapes inside the network."""
+        Raises:
+            ValueError: when it is not known.
+        """
+        size = None if self.preprocess is None else self.preprocess.size
+        if given is None and self.tokenizer is not None:
+            given = ["an example", "another one of some more words"]
         if given is not None:
             inputs = self.inputs(given)
-            few = inputs.fetch(torch.arange(min(3, len(inputs))))
-            return to_device(few, self.device, dtype=self._builder.dtype)
-        size = None if self.preprocess is None else self.preprocess.size
-        if self.preprocess is None or size is None:
-            raise ValueError(
-                "adopt got neither data nor example= nor a preprocessing with a size; depth_features need one of them "
-                "to see the shapes inside the network."
-            )
-        images = torch.rand(3, self.preprocess.channels or 3, *size, generator=self._stream("example"))
-        return images.to(self.device, self._builder.dtype)
-
-    @torch.no_grad()
-    def _adopt(self, layer: nn.Linear, labels: Labels, samples: Samples | None, weight: float) -> None:
-        part = self.recipe.model
-        if isinstance(part, Features) and not part.keeps_features:
-            raise ValueError("ranpac does not see the features that the head was made for; take another method.")
-        factor = margin_scale(len(labels), part.scale)
-        if samples is None:
-            z = torch.randn(2, layer.in_features, generator=self._stream("direction"))
-            self._model = self._builder.build_on(z.to(layer.weight))
+            x = inputs.fetch(torch.arange(min(3, len(inputs))))
+        elif self.preprocess is not None and size is not None:
+            x = torch.rand(3, self.preprocess.channels or 3, *size, generator=self._stream("example"))
         else:
-            unknown = labels.unknown(samples.labels)
-            if unknown:
-                raise ValueError(f"a sample has the label {unknown[0]!r}, which is not among the model's labels.")
-            self._model = self._builder.build(samples)
-            batches = self._batches(samples, labels.indices(samples.labels), self.recipe.training.batch_size)
-            logits = torch.cat([layer(self._builder.features(x)).float().cpu() for x, _ in batches])
-            factor = fitted_scale(logits, batches.y, part.scale)
-            if factor <= 0:
-                raise ValueError("the sample's labels contradict the classifier's answers; are `labels` in its order?")
-        if not self.loss.is_quadratic:
-            factor = 1.0
-        self._grow(HEAD, labels)
-        own, (w, b) = self._model.head(HEAD), centred_head(layer)
-        own.weight.copy_(factor * torch.cat([w, w.new_zeros(len(w), own.in_features - w.shape[1])], 1))
-        own.bias.copy_(factor * b)
-        given = None if samples is None else gathered_samples(samples, shares=False)
-        task = None if given is None else replace(self._task(HEAD, given, labels), weight=weight)
-        with torch.enable_grad():
-            self.method.adopted(self._model, HEAD, task)
-        count, known = (0, None) if given is None else (given.total, fingerprint_of({HEAD: given}))
-        self.history.append(Adopted(0, [HEAD], len(labels), count, known, weight, factor))
-        self.tasks = 1
-
-    def _batches(self, samples: Samples | Inputs, y: Tensor, size: int, *, own: bool = False) -> Batches:
-        return Batches(samples, y, size, self.device, dtype=self._builder.dtype, own=own)
-
-    def _task(self, head: str, given: Gathered, labels: Labels) -> Task:
-        size = self.recipe.training.batch_size
-        if given.stream is not None:
-            streamed = StreamBatches(given.stream, size, self.device, self._builder.dtype)
-            settle = Settling(self._heads, head, self._grow)
-            return Task(self.model, head, self.loss, streamed, 0, self._augment, self._stream, settle=settle)
-        y = labels.indices(given.samples.labels)
-        batches = self._batches(given.samples, y, size, own=given.own)
-        return Task(self.model, head, self.loss, batches, given.total, self._augment, self._stream)
-
-    def _ready(self, head: str | None) -> tuple[str, Classifier]:
-        """A known head, and the model with its heads solved."""
-        name = self._heads.known(head)
-        self.solve()
-        return name, self.model.eval()
-
-    def _grow(self, head: str, labels: Labels) -> None:
-        model = self.model
-        if head not in model.heads:
-            model.add_head(head, len(labels))
-        elif len(labels) > model.head(head).out_features:
-            model.grow(head, len(labels))
-            self.method.grown(model.head_names(head), len(labels))
-        self._heads.labels[head] = labels
-
-    def _stream(self, purpose: str) -> torch.Generator:
-        return seeded(self.seed, self.tasks, purpose)
+            raise ValueError(
+                "there is neither data nor example= nor a preprocessing with a size; one of them is needed to see the "
+                "shapes inside the network."
+            )
+        return to_device(x, self.device, dtype=self._builder.dtype)
 
     def _shared(self) -> dict[str, Any]:
         """The properties that two merged learners must share."""
@@ -751,18 +592,6 @@ class Learner:
             "train": self._builder.train,
             "network after the first task": start,
         }
-
-    def _snapshot(self) -> tuple[Any, ...]:
-        """Everything that learning changes; a frozen network does not."""
-        kept = learned_state(self._builder.backbone) if self._model is None else self._model.state()
-        return kept, self._model, copy.copy(self._builder), dict(self._heads.labels), self.method.snapshot()
-
-    def _restore(self, snapshot: tuple[Any, ...]) -> None:
-        kept, self._model, self._builder, self._heads.labels, self.method = snapshot
-        if self._model is None:
-            self._builder.backbone.load_state_dict(kept, strict=False)
-        else:
-            self._model.load_state(*kept)
 
 
 def _recipe(method: str | Method | Recipe, settings: Mapping[str, Any]) -> Recipe:

@@ -357,9 +357,9 @@ def seeded(*key: object) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1)
 
 
-def augmented(augmentation: Augmentation) -> Callable[[Input, torch.Generator], Input]:
-    """An augmentation of batches of images; other inputs stay as they are."""
-    return lambda x, generator: augmentation(x, generator) if isinstance(x, Tensor) and x.dim() == 4 else x
+def augmented(augmentation: Augmentation, x: Input, generator: torch.Generator) -> Input:
+    """An augmented batch of images; other inputs stay as they are."""
+    return augmentation(x, generator) if isinstance(x, Tensor) and x.dim() == 4 else x
 
 
 def _augmented_part(task: Task, x: Input, places: Tensor, size: int, generator: torch.Generator) -> Input:

@@ -217,6 +217,15 @@ class Method(abc.ABC):
         """The rise of the old tasks' mean loss through the last task, by the memory alone; None if unknown."""
         return self.increase
 
+    def old_loss(self) -> float | None:
+        """The old tasks' mean loss before the last task, which `predicted_increase` adds to; None if unknown."""
+        return None
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is known any more, because all samples were forgotten."""
+        return False
+
     def forget(self, task: Task, *, origin_factor: float | None = None) -> None:
         """Remove samples from the memory; see `Ridge.forget`.
 

@@ -166,6 +166,32 @@ def named_recipe(name: str, settings: Mapping[str, Any]) -> Recipe:
     return RECIPES[name].with_settings(settings, name)
 
 
+def nearest_recipe(recipe: Recipe) -> str:
+    """The name of the recipe that one is, or comes nearest to: a number counts as set or not, whatever its value."""
+
+    def kinds(one: Recipe) -> dict[str, Any]:
+        numbers = {name: bool(v) if isinstance(v, int | float) else v for name, v in one.settings.items()}
+        return {"method": type(one.method), **numbers}
+
+    own = kinds(recipe)
+    if type(recipe.method) not in METHODS.values():
+        return qualified(type(recipe.method))
+
+    def differences(name: str) -> int:
+        other = kinds(RECIPES[name])
+        return sum(own.get(key) != other.get(key) for key in own | other)
+
+    return min(RECIPES, key=differences)
+
+
+def described(recipe: Recipe) -> str:
+    """A recipe as one would ask for it: the nearest one with a name, and the settings that differ."""
+    name = nearest_recipe(recipe)
+    known, own = (RECIPES[name].settings, recipe.settings) if name in RECIPES else ({}, settings_of(recipe.method))
+    changed = (f"{key}={value!r}" for key, value in own.items() if key not in known or known[key] != value)
+    return ", ".join([repr(name), *changed])
+
+
 def own_recipe(method: Method) -> Recipe:
     """The recipe of a method that is given as an object: fixed features for closed form, else a linearised network."""
     if method.closed_form:

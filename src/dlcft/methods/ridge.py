@@ -25,6 +25,7 @@ from dlcft.network import workers
 from dlcft.network.classifier import Classifier
 from dlcft.network.inputs import filled, in_half, reference
 
+_HUGE = 1e6  # of a usual sample's size: beyond that, the sums' rounding alone is 1e-4 of what others add to them
 SOLUTIONS = ("ridge", "ncm", "lda", "shrunken-lda")
 
 
@@ -167,8 +168,14 @@ class Ridge(Method):
         """Add a task's sums."""
         if task.settle is not None and self.weigh_by == "tasks":
             raise ValueError("weigh_by is 'tasks', which needs the number of samples beforehand; a stream has none.")
-        added = self._sums(task, task.weight / task.samples if self.weigh_by == "tasks" else task.weight)
+        weight = task.weight / task.samples if self.weigh_by == "tasks" else task.weight
+        added = self._sums(task, _of_usual_size(_rows(task.model, task.batches, weight), self.sums, task.batches))
         self._keep(added if self.sums is None else self.sums.merge(added))
+
+    @property
+    def empty(self) -> bool:
+        """Whether all samples were forgotten, and there is no adopted head."""
+        return self.origin is None and self.sums is not None and not self.sums.samples
 
     def forget(self, task: Task, *, origin_factor: float | None = None) -> None:
         """Remove samples, as if they had never been seen.
@@ -184,7 +191,7 @@ class Ridge(Method):
             raise ValueError(f"weigh_by is {self.weigh_by!r}; samples can be forgotten where it is 'samples'.")
         if self.sums is None:
             raise ValueError("nothing has been learned since the head was adopted, so nothing can be forgotten.")
-        self._keep(self.sums.minus(self._sums(task, task.weight)))
+        self._keep(self.sums.minus(self._sums(task, _rows(task.model, task.batches, task.weight))))
         if origin_factor is not None and self.origin is not None:
             self.origin = self.origin.without_sample(origin_factor)
 
@@ -245,10 +252,16 @@ class Ridge(Method):
         It is unknown in task-il, where a sample's loss counts the outputs of its own head: second moments are summed
         over all heads. Only a ridge regression minimises that loss: with other solutions it may fall.
         """
+        old = self.old_loss()
+        if old is None or self.before is None:
+            return None
+        return self.before.loss(*self._solution(self.sums), self.scale) - old
+
+    def old_loss(self) -> float | None:
+        """The exact mean loss of all data before the last task, by the fit to these; unknown as the increase is."""
         if self.before is None or self.sums is None or not self.before.samples or self.scenario == "task-il":
             return None
-        now, then = self._solution(self.sums), self._solution(self.before)
-        return self.before.loss(*now, self.scale) - self.before.loss(*then, self.scale)
+        return self.before.loss(*self._solution(self.before), self.scale)
 
     def state(self) -> State:
         """The sums."""
@@ -265,10 +278,10 @@ class Ridge(Method):
         if in_half(reference(model)) and "sums" in parts and "epsilon" not in parts["sums"][1]:
             self.solved = False  # saved when heads were in half precision too: rounded, or not finite
 
-    def _sums(self, task: Task, weight: float) -> RidgeSums:
-        """The sums of a task's samples, of those of all workers."""
+    def _sums(self, task: Task, rows: Iterator[Part]) -> RidgeSums:
+        """The sums of the rows of a task's samples, of those of all workers."""
         with workers.together():
-            sums = self._none(task.model).extend(_rows(task.model, task.batches, weight))
+            sums = self._none(task.model).extend(rows)
         outputs: Sequence[int] = range(sums.classes)
         if task.settle is not None:
             assert isinstance(task.batches, StreamPart)
@@ -349,6 +362,31 @@ def _below_others(layer: nn.Linear, seen: Tensor, scale: float) -> None:
         seen = seen.to(layer.weight.device)
         layer.weight[~seen] = layer.weight[seen].mean(0)
         layer.bias[~seen] = layer.bias[seen].mean() - scale
+
+
+def _of_usual_size(rows: Iterator[Part], before: RidgeSums | None, batches: Batches) -> Iterator[Part]:
+    """The rows, as long as no sample's features are far larger than all others, which it would hide.
+
+    Raises:
+        ValueError: names the first that is.
+    """
+    usual = math.sqrt(float(before.gram.trace()) / before.weight) if before is not None and before.samples else 0.0
+    seen = 0
+    for part in rows:
+        sizes = torch.linalg.vector_norm(part[0].double(), dim=1)
+        usual = usual or float(sizes.median())
+        largest = int(sizes.argmax()) if len(sizes) else 0
+        if usual and float(sizes[largest]) > _HUGE * usual:
+            name = ""
+            if workers.count() == 1 and isinstance(batches, SampleBatches):  # others read other batches in between
+                name = f" ({batches.samples.name(batches.span.start + seen + largest)})"
+            times = float(sizes[largest]) / usual
+            raise ValueError(
+                f"a sample{name} has features {times:.1g} times as large as usual ones, and would hide all others; "
+                "leave it out, or bring its values to their scale."
+            )
+        seen += len(sizes)
+        yield part
 
 
 def _rows(model: Classifier, batches: Batches, weight: float) -> Iterator[Part]:

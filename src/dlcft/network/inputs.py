@@ -27,9 +27,12 @@ def call(network: Callable[..., Any], x: Input) -> Any:
         return network(*x) if isinstance(x, tuple) else network(x)
     except torch.OutOfMemoryError:
         raise
-    except (RuntimeError, IndexError) as error:
+    except (RuntimeError, IndexError, TypeError) as error:
         got = ", ".join(f"{tuple(t.shape)} of {t.dtype}" for t in tree_leaves(x) if isinstance(t, Tensor))
         why = str(error).strip().splitlines()[0]
+        if isinstance(error, TypeError) and isinstance(x, Mapping):
+            keys = ", ".join(map(str, x))
+            why += f" (a dict is given as keyword arguments, forward(self, {keys}), not as one argument)"
         raise ValueError(f"the network cannot take a batch {got}: {why}") from error
 
 

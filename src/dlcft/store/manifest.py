@@ -89,6 +89,12 @@ class Manifest:
             raise CheckpointError(f"{listed} and {content['last']} as the last.")
         return cls(versions, current, content["last"], content["events"], tuple(content["history"]))
 
+    @classmethod
+    def alone(cls, version: Version) -> Manifest:
+        """The manifest of a directory that holds this version and none before or after it."""
+        first = replace(version, ancestors=())
+        return cls().after("commit", first, versions=[first], number=first.number)
+
     def write(self, path: Path) -> None:
         """Replace the file, whole or not at all."""
         entries = [vars(v) for v in self.versions]

@@ -69,16 +69,19 @@ class Store:
         self.directory = Path(directory)
         self._manifest_path, self._progress_path = self.directory / "manifest.json", self.directory / "progress.json"
         self._lock_path = self.directory / ".lock"
-        self._lock = self._new_lock()
+        self._lock: filelock.BaseFileLock | None = None  # while it is held: at Python's end one could not end itself
         self._known: Manifest | None = None  # the manifest on the disk, while the lock is held
         self._told: OSError | None = None  # the last error of writing that names the directory
+
+    def __reduce__(self) -> tuple[type[Store], tuple[Path]]:
+        return Store, (self.directory,)  # a copy shares no lock
 
     def look(self) -> Manifest:
         """The manifest: one reading that tells the versions, the current one and the history.
 
         While this object holds the lock, nobody else writes, so the file is read only once.
         """
-        if not self._lock.is_locked:
+        if self._lock is None or not self._lock.is_locked:
             return Manifest.read(self._manifest_path)
         if self._known is None:
             self._known = Manifest.read(self._manifest_path)
@@ -95,8 +98,8 @@ class Store:
 
         The operating system ends the lock with the process, even if that is killed.
         """
-        if not self._lock.is_locked:
-            self._lock = self._new_lock()  # after a fork, the parent's lock object cannot be used
+        if self._lock is None or not self._lock.is_locked:  # after a fork, the parent's lock object cannot be used
+            self._lock = filelock.FileLock(self._lock_path, timeout=0, thread_local=False, on_acquired=_sign)
             self._known = None
         lock = self._lock
         try:
@@ -114,6 +117,8 @@ class Store:
             yield
         finally:
             lock.release()
+            if not lock.is_locked:
+                self._lock = None
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
@@ -308,9 +313,6 @@ class Store:
             with self.writing():
                 self._progress_path.unlink(missing_ok=True)
                 self._sweep()
-
-    def _new_lock(self) -> filelock.BaseFileLock:
-        return filelock.FileLock(self._lock_path, timeout=0, thread_local=False, on_acquired=_sign)
 
     def _holder(self) -> str:
         """The process that holds the lock, as `_sign` wrote it."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from dlcft.pages import in_bytes, in_seconds, render
 from dlcft.pages.drawing import INK, LEVEL, PALETTE, bar_axes, bars, drawing, plot_axes, to_svg
+from dlcft.update.incoming import Incoming
 from dlcft.update.update import Update
 
 NOW, BEFORE, BETTER, WORSE = PALETTE[0], LEVEL, PALETTE[2], PALETTE[7]
@@ -35,12 +36,13 @@ def to_html(done: Update, *, model: str, origin: Sequence[tuple[str, str]] = ())
         shown=_SHOWN,
         tested=bool(done.per_class),
         accuracy=_accuracy(labels[:_SHOWN]) if done.per_class else None,
+        incoming=_incoming(done.incoming[:_SHOWN]) if done.incoming else None,
         turned=_turned(done) if done.flips is not None else None,
         rises=_over_updates(rises, 1, "rises", "Predicted rise of the old loss"),
         accuracies=_over_updates(accuracies, 2, "accuracies", "Accuracy, %"),
         calibration=_calibration(done) if done.calibration else None,
         disk=_disk(done),
-        colours={"now": NOW, "better": BETTER},
+        colours={"now": NOW, "better": BETTER, "worse": WORSE, "before": BEFORE},
     )
 
 
@@ -49,15 +51,25 @@ def _tiles(done: Update) -> list[tuple[str, str, str]]:
     new = f"{len(done.new_labels)} new label{'s' if len(done.new_labels) != 1 else ''}"
     tiles = [("learned", f"{done.samples:,}", f"samples of {len(done.learned)} labels, {new}")]
     if done.accuracy is not None:
-        tiles.append(("accuracy", f"{done.accuracy:.1%}", "on all held-out samples"))
+        if done.not_learned and done.accuracy_known is not None:
+            right = sum(hits for hits, _ in done.per_class.values())
+            known = sum(total for name, (_, total) in done.per_class.items() if name not in done.not_learned)
+            words = f"on held-out samples of labels that were learned: {right} of {known}"
+            tiles.append(("accuracy", f"{done.accuracy_known:.1%}", words))
+            words = f"labels that were not learned yet count as errors: {len(done.not_learned)}"
+            tiles.append(("on all held-out", f"{done.accuracy:.1%}", words))
+        else:
+            tiles.append(("accuracy", f"{done.accuracy:.1%}", "on all held-out samples"))
     if done.drop is not None and done.accuracy_before is not None:
         now = done.accuracy_before - done.drop
         words = f"on held-out samples of labels known before: {done.accuracy_before:.1%}, now {now:.1%}"
         tiles.append(("change", f"{100 * (0.0 - done.drop):+.1f} points", words))
         tiles.append(("turned wrong", f"{done.flips:.1%}", f"of these: {len(done.flipped)} answers were right before"))
     if done.predicted_increase is not None:
-        words = "of the old data's mean loss, by the memory alone"
-        tiles.append(("predicted rise", f"{done.predicted_increase:+.3g}", words))
+        words, rise = "of the old data's mean loss, by the memory alone", f"{done.predicted_increase:+.3g}"
+        if done.rise is not None:
+            words, rise = f"{words}: {rise}", f"{done.rise:+.1%}"
+        tiles.append(("predicted rise", rise, words))
     if done.calibration_error is not None:
         tiles.append(("calibration error", f"{done.calibration_error:.3f}", "on the samples that it was fitted on"))
     tiles.append(("time", in_seconds(done.seconds), "to learn"))
@@ -106,6 +118,23 @@ def _accuracy(rows: Sequence[dict[str, Any]]) -> str:
         axes.set(xlim=(0, 100), xlabel="right answers, %")
         said = "; ".join(f"{row['name']} {row['right']} of {row['total']}" for row in rows)
         return to_svg(figure, "accuracy", f"Right answers for each label: {said}")
+
+
+def _incoming(rows: Sequence[Incoming]) -> str:
+    """The answers of the version before to the new samples of each label: as labelled, as one other label, others."""
+    names = [row.label for row in rows]
+    own = [100 * row.same / row.looked_at for row in rows]
+    other = [100 * row.as_other / row.looked_at for row in rows]
+    with drawing():
+        figure, axes = bar_axes(names, right=0.95)
+        places = range(len(names))
+        axes.barh(places, own, color=NOW, height=0.66)
+        axes.barh(places, other, left=own, color=WORSE, height=0.66)
+        both = [a + b for a, b in zip(own, other, strict=True)]
+        axes.barh(places, [100 - done for done in both], left=both, color=BEFORE, height=0.66)
+        axes.set(xlim=(0, 100), xlabel="new samples, %")
+        said = "; ".join(f"{row.label} {row.same} of {row.looked_at}" for row in rows)
+        return to_svg(figure, "incoming", f"New samples answered as labelled, before they were learned: {said}")
 
 
 def _turned(done: Update) -> str:

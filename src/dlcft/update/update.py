@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections import Counter
@@ -19,6 +20,11 @@ from dlcft.learner.records import Adopted, Forgotten, Learned
 from dlcft.store.store import Store, Version
 from dlcft.update.calibration import calibration_bins, calibration_error, fit_temperature, probabilities
 from dlcft.update.forecast import TEST_BATCH
+from dlcft.update.gates import Gates, too_few
+from dlcft.update.incoming import Incoming, doubtful_share, doubts, look_at
+
+log = logging.getLogger("dlcft")
+_NO_LOSS = 1e-9  # a smaller loss is none: a share of it would be no number
 
 
 @dataclass(frozen=True)
@@ -53,8 +59,14 @@ class Update:
         samples: how many were learned.
         learned: how many of each label.
         new_labels: labels that were not known before.
+        incoming: what the version before answered to the new samples of known labels, see `Incoming`.
+        doubts: a sentence for each doubtful label, see `incoming.doubts`.
+        doubtful: the share of the new samples of known labels that have a doubtful one; None where none is known.
         predicted_increase: of the old data's mean loss, by the memory alone; None where there is nothing old.
+        rise: the same as a share of that loss; None where it is not known: trained methods do not remember it.
         accuracy: on the held-out samples; None without them.
+        accuracy_known: on those whose label is learned by now; None if there are none.
+        not_learned: the labels of the others, which count as errors in `accuracy`.
         accuracy_before: of the version before, on those whose label it knew.
         drop: by how much the accuracy on those fell.
         flips: the share of them that turned from right to wrong.
@@ -65,6 +77,7 @@ class Update:
         calibration_error: of these probabilities, on the same samples.
         calibration: see `calibration_bins`, on the same samples.
         gates: a sentence for each gate that was exceeded.
+        not_gated: labels with too few held-out samples for `max_drop_per_label`.
         accepted: whether the new version is current.
         version: its number.
         seconds: to learn it.
@@ -75,8 +88,14 @@ class Update:
     samples: int
     learned: dict[str, int]
     new_labels: list[Label]
+    incoming: list[Incoming] = field(default_factory=list)
+    doubts: list[str] = field(default_factory=list)
+    doubtful: float | None = None
     predicted_increase: float | None
+    rise: float | None = None
     accuracy: float | None = None
+    accuracy_known: float | None = None
+    not_learned: list[str] = field(default_factory=list)
     accuracy_before: float | None = None
     drop: float | None = None
     flips: float | None = None
@@ -87,6 +106,7 @@ class Update:
     calibration_error: float | None = None
     calibration: list[tuple[float, float, int]] = field(default_factory=list)
     gates: list[str]
+    not_gated: list[str] = field(default_factory=list)
     accepted: bool
     version: int
     seconds: float
@@ -101,84 +121,85 @@ def update(
     directory: str | os.PathLike[str] | None = None,
     holdout: Any = None,
     max_drop: float | None = None,
+    max_drop_per_label: float | None = None,
     max_flips: float | None = None,
+    max_rise: float | None = None,
+    max_doubtful: float | None = None,
     keep: int = 2,
     resume: bool = True,
 ) -> Update:
     """Learn new data and save the result where the learner lives.
+
+    Past a gate the new version is kept, but not made current; `Gates` describes them. New samples whose labels are
+    doubtful are told in the log before anything is learned.
 
     Args:
         learner: one that was saved or loaded, or a new one.
         data: see `Samples`.
         directory: where a new one shall live.
         holdout: labelled samples that are never learned, to test old and new on.
-        max_drop: the new version is kept but not made current when the accuracy on held-out samples falls by more.
-        max_flips: the same when a larger share of them turns from right to wrong.
+        max_drop: see `Gates`, like the next four.
+        max_drop_per_label: of a single label.
+        max_flips: from right to wrong.
+        max_rise: of the old data's loss.
+        max_doubtful: new samples whose label is doubtful.
         keep: how many versions stay.
         resume: see `Learner.learn`.
 
     Raises:
         ValueError: when a gate is given without held-out samples, or is no share.
     """
-    check_gates(holdout, max_drop, max_flips)
+    gates = Gates(max_drop, max_drop_per_label, max_flips, max_rise, max_doubtful)
+    gates.check(holdout=holdout is not None, closed_form=learner.recipe.closed_form)
     place = learner.directory if directory is None else directory
     if place is None:
         raise ValueError("directory is not given, and this learner was neither saved nor loaded before.")
     samples = learner.samples(data)
     held_out = None if holdout is None else learner.samples(holdout)
     if held_out is not None:
-        check_labels(learner, samples, held_out, gated=(max_drop, max_flips) != (None, None))
+        check_labels(learner, samples, held_out, gated=gates.on_holdout)
     begun, before = learner.tasks > 0, None
-    known = set(learner.labels()) if begun else set()
-    if held_out is not None and begun:
+    answers = begun and not learner.method.empty  # all that was learned may have been forgotten
+    known = set(learner.labels()) if answers else set()
+    if held_out is not None and answers:
         before = _answers(learner, learner.outputs(held_out, batch_size=TEST_BATCH))
     elif held_out is not None:  # find an unreadable image before anything is learned
         for some in torch.arange(len(held_out)).split(TEST_BATCH):
             held_out.fetch(some)
+    incoming = look_at(learner, samples)
+    facts: dict[str, Any] = {"incoming": incoming, "doubts": doubts(incoming), "doubtful": doubtful_share(incoming)}
+    for sentence in facts["doubts"]:
+        log.warning("%s", sentence)
     if learner.directory is None and not learner.recipe.closed_form:
         learner.save(place)  # so that training, which may take long, can be continued after a kill
     started = time.perf_counter()
     learner.learn(samples, resume=resume)
     learner.solve()
     seconds = time.perf_counter() - started
-    facts = {} if held_out is None else _compared(learner, held_out, before, known)
     if held_out is not None:
+        facts |= _compared(learner, held_out, before, known)
         learner.notes |= {name: facts.get(name) for name in ("temperature", "calibration_error")}
-    increase = learner.predicted_increase()
+    increase, old = learner.predicted_increase(), learner.method.old_loss()
     learner.annotate(accuracy=facts.get("accuracy"), predicted_increase=increase)
-    gates = [
-        f"{fact} {value:.2%}, and {gate} is {limit:.2%}"
-        for gate, fact, value, limit in (
-            ("max_drop", "accuracy on known labels fell by", facts.get("drop"), max_drop),
-            ("max_flips", "turned from right to wrong:", facts.get("flips"), max_flips),
-        )
-        if value is not None and limit is not None and value > limit
-    ]
+    facts["rise"] = None if increase is None or old is None else increase / max(old, _NO_LOSS)
+    exceeded = gates.exceeded(facts)
+    facts["not_gated"] = [] if max_drop_per_label is None else too_few(facts)
     there = () if learner.store is None else learner.store.look().versions
     # the version that was saved before training is none to go back to
-    version = learner.save(directory, keep=keep if begun else 1, current=not gates)
+    version = learner.save(directory, keep=keep if begun else 1, current=not exceeded)
     return Update(
         samples=len(samples),
         learned={str(label): count for label, count in Counter(samples.labels).items()},
         new_labels=[label for label in learner.labels() if label not in known],
         predicted_increase=increase,
-        gates=gates,
-        accepted=not gates,
+        gates=exceeded,
+        accepted=not exceeded,
         version=version,
         seconds=seconds,
         tasks=[_told(record) for record in learner.history if not isinstance(record, Forgotten)],
         disk=_changed(learner.store, there, version),
         **facts,
     )
-
-
-def check_gates(holdout: Any, max_drop: float | None, max_flips: float | None) -> None:
-    """Reject a gate without a holdout, or that is no share; see `update`."""
-    if holdout is None and (max_drop is not None or max_flips is not None):
-        raise ValueError("max_drop and max_flips need holdout samples to be measured on.")
-    for name, limit in (("max_drop", max_drop), ("max_flips", max_flips)):
-        if limit is not None and not 0 <= limit <= 1:
-            raise ValueError(f"{name} is {limit}; it must lie between 0 and 1, such as 0.02.")
 
 
 def check_labels(learner: Learner, samples: Samples, held_out: Samples, *, gated: bool) -> None:
@@ -209,8 +230,11 @@ def _compared(learner: Learner, held_out: Samples, before: list[Label] | None, k
     now = _answers(learner, outputs)
     right = [answer == label for answer, label in zip(now, labels, strict=True)]
     totals, hits = Counter(labels), _counted(labels, right)
+    learned = [hit for hit, label in zip(right, labels, strict=True) if label in set(names)]
     facts: dict[str, Any] = {
         "accuracy": sum(right) / len(right),
+        "accuracy_known": sum(learned) / len(learned) if learned else None,
+        "not_learned": [str(label) for label in sorted(totals, key=str) if label not in set(names)],
         "per_class": {str(label): (hits[label], totals[label]) for label in sorted(totals, key=str)},
         **_calibrated(outputs, labels, names),
     }
