@@ -1,4 +1,4 @@
-# make demo | test | test-slow | lint | bench | clean; each sets up what it needs in .venv
+# make demo | test | test-slow | lint | docs | bench | clean; each sets up what it needs in .venv
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/.installed
 READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: setup demo test test-slow lint bench clean
+.PHONY: setup demo test test-slow lint docs bench clean
 
 setup: $(READY)
 
@@ -38,8 +38,15 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# the site, in site/; its tests follow every link and try the search
+docs: setup
+	$(PIP) --editable '.[dev,docs]'
+	$(BIN)/python overrides/commands.py > docs/reference/commands.md
+	$(BIN)/zensical build --strict --clean
+	$(BIN)/python -m pytest tests/test_site.py tests/test_paper_to_code.py
+
 bench: setup
 	for program in benchmarks/*.py; do $(BIN)/python $$program || exit 1; done
 
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .cache site

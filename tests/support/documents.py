@@ -77,7 +77,7 @@ def run_shell(example):
         if not words:
             continue
         possible(words)
-        if words[0] == "dlcft" and words[1] in RUN and example.path.endswith("README.md"):
+        if words[0] == "dlcft" and words[1] in RUN and example.path.endswith(("README.md", "start.md", "forget.md")):
             small = SMALL if "--backbone" in words else []
             command = [sys.executable, "-m", "dlcft", *words[1:], *small]
             done = subprocess.run(command, cwd=example.namespace["folder"], capture_output=True, text=True, check=False)
