@@ -22,6 +22,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
+from dlcft.network.forward_mode import without_mkldnn
 from dlcft.network.inputs import Input, call
 
 SAMPLES = (3, 5)  # of the runs: neither is 1, for which operations take other ways
@@ -113,9 +114,8 @@ def _plain_kernels() -> Iterator[None]:
     fast_path, compiling = torch.backends.mha.get_fastpath_enabled(), torch.compiler._is_compiling_flag
     torch.backends.mha.set_fastpath_enabled(False)
     torch.compiler._is_compiling_flag = True
-    flags = torch.backends.mkldnn.flags(enabled=False, deterministic=None, allow_tf32=None, fp32_precision=None)
     try:
-        with sdpa_kernel(SDPBackend.MATH), flags:
+        with sdpa_kernel(SDPBackend.MATH), without_mkldnn():
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast_path)

@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
 
@@ -31,6 +32,12 @@ def forward_mode_kernels() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fast_path)
 
 
+def without_mkldnn() -> AbstractContextManager[None]:
+    """The CPU's fused kernels off, and their other switches as they are: which of them exist depends on torch."""
+    flags = torch.backends.mkldnn.flags
+    return flags(**{name: False if name == "enabled" else None for name in inspect.signature(flags).parameters})
+
+
 class LeavesTorch(Exception):
     """A value with a tangent was turned into a Python number, so its derivative would be lost."""
 
@@ -47,7 +54,7 @@ class _ForwardMode(AnyLayout):
         if func in _NUMBERS and forward_ad.unpack_dual(args[0]).tangent is not None:
             raise LeavesTorch(f"it calls .{func.__name__}() on a value that depends on the trainable parameters.")
         if func is torch.lstm:  # the fused kernel has no forward-mode derivative
-            with torch.backends.mkldnn.flags(enabled=False, deterministic=None, allow_tf32=None, fp32_precision=None):
+            with without_mkldnn():
                 return func(*args, **kwargs)
         return super().__torch_function__(func, types, args, kwargs)
 
