@@ -26,7 +26,6 @@ from dlcft.learner.display import Report
 from dlcft.learner.gathering import fingerprint as fingerprint_of
 from dlcft.learner.heads import HEAD, Heads
 from dlcft.learner.learning import Learning
-from dlcft.learner.module import Answers, full_floats, plain_module
 from dlcft.learner.records import Adopted, Forgotten, Learned, Record
 from dlcft.learner.state import as_written, check_current, read_learner, refuse_unimported, write_learner
 from dlcft.learner.train import augmented
@@ -389,6 +388,8 @@ class Learner(Learning):
         Raises:
             ValueError: when the network cannot be written down as one graph.
         """
+        from dlcft.learner.module import Answers, full_floats, plain_module  # torch.export is slow to import
+
         name, model = self._ready(head)
         answers = Answers(model, name, self.temperature if probabilities else None)
         return plain_module(answers, full_floats(self.example(example)))[0]
