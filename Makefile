@@ -29,8 +29,7 @@ test: lint
 
 # without an extra, what needs it is skipped
 test-slow: setup
-	-$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,architectures]'
-	-$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,integrations]'
+	-for extra in architectures integrations docs; do $(PIP) --editable ".[dev,$$extra]"; done
 	$(BIN)/python -m pytest -m slow
 
 lint: setup
@@ -43,7 +42,7 @@ docs: setup
 	$(PIP) --editable '.[dev,docs]'
 	$(BIN)/python overrides/commands.py > docs/reference/commands.md
 	$(BIN)/zensical build --strict --clean
-	$(BIN)/python -m pytest tests/test_site.py tests/test_paper_to_code.py
+	$(BIN)/python -m pytest -m 'slow or not slow' tests/test_site.py tests/test_paper_to_code.py
 
 bench: setup
 	for program in benchmarks/*.py; do $(BIN)/python $$program || exit 1; done

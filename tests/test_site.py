@@ -65,6 +65,7 @@ def pages(site):
     return {path.relative_to(site).as_posix(): Page(path) for path in site.rglob("*.html")}
 
 
+@pytest.mark.slow
 def test_every_document_is_a_page_and_in_the_navigation(pages):
     nav = (ROOT / "zensical.toml").read_text()
     documents = [path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")]
@@ -73,6 +74,7 @@ def test_every_document_is_a_page_and_in_the_navigation(pages):
     assert [name for name in documents if name.replace(".md", ".html") not in pages] == []
 
 
+@pytest.mark.slow
 def test_no_link_is_dead(site, pages):
     dead = []
     for name, page in pages.items():
@@ -88,6 +90,7 @@ def test_no_link_is_dead(site, pages):
     assert dead == []
 
 
+@pytest.mark.slow
 def test_nothing_is_loaded_from_elsewhere(pages):
     loaded = {link for page in pages.values() for link in page.loaded}
     assert loaded
@@ -131,6 +134,7 @@ def address(request, site):
     return site.as_uri() if request.param == "folder" else request.getfixturevalue("served")
 
 
+@pytest.mark.slow
 def test_search_finds(browser, address):
     page = browser.new_page()
     complaints = []
@@ -146,6 +150,7 @@ def test_search_finds(browser, address):
     assert complaints == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
 def test_pages_fit_and_fetch_nothing_outside(browser, site, pages, width, scheme):
