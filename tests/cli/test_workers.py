@@ -1,6 +1,8 @@
 """Commands under torchrun: the same answers as one process, one sentence, and kills that cost nothing."""
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -38,6 +40,17 @@ def test_two_workers_write_one_model_and_say_what_is_wrong_once(tmp_path):
         answers.append((tmp_path / "answers.csv").read_text())
     assert answers[0] == answers[1]
     assert answers[0].count("\n") == 81
+    swapped = tmp_path / "swapped"
+    swapped.mkdir()
+    (data / "red" / "broken.png").unlink()
+    shutil.copytree(data / "red", swapped / "green")
+    shutil.copytree(data / "green", swapped / "red")
+    gated = torchrun("update", *model, "--data", swapped, "--max-doubtful", "0", "--json")
+    assert gated.returncode, "a gate has kept it"
+    assert json.loads(gated.stdout.splitlines()[0])["accepted"] is False
+    refused = torchrun("rollback", *model)
+    assert refused.returncode
+    assert refused.stderr.count("dlcft: dlcft rollback is done by one process") == 1
     failed = torchrun("evaluate", *model, "--data", tmp_path / "nowhere")
     assert failed.returncode
     assert failed.stderr.count("dlcft: there is no file or folder") == 1

@@ -39,7 +39,7 @@ class TestHuggingFace:
         assert samples.labels == plain.labels == ["cat", "cat", "dog", "dog"]
         assert torch.equal(samples.fetch(torch.arange(4)), plain.fetch(torch.arange(4)))
         assert torch.equal(Inputs(table).fetch(torch.tensor([2])), plain.fetch(torch.tensor([2])))
-        assert len(Inputs(table.remove_columns("label"))) == 4
+        assert torch.equal(Inputs(table.remove_columns("label")).fetch(torch.arange(4)), plain.fetch(torch.arange(4)))
         renamed = table.rename_column("label", "species").rename_column("image", "photo")
         assert Samples(renamed).labels == plain.labels
 
@@ -58,6 +58,12 @@ class TestHuggingFace:
         rows = {"x": [0.0, 1.0], "fine": [0, 1], "coarse": [1, 1]}
         with pytest.raises(ValueError, match="x, fine, coarse; rename one to label"):
             Samples(datasets.Dataset.from_dict(rows, features=features))
+        with pytest.raises(ValueError, match=r"parts train, test; give one of them, data\['train'\]"):
+            Samples(
+                datasets.DatasetDict(
+                    {"train": datasets.Dataset.from_dict(rows), "test": datasets.Dataset.from_dict(rows)}
+                )
+            )
         with pytest.raises(ValueError, match="column label alone"):
             Samples(datasets.Dataset.from_dict({"label": [1]}))
         features = datasets.Features({"x": datasets.Value("float32"), "label": names})

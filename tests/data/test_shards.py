@@ -39,7 +39,7 @@ def test_webdataset_shards_are_read_in_order_each_sample_at_its_place(tmp_path):
     write_tar(
         folder / "b-0.tar",
         [
-            *[("0.cls", "cat\n"), ("0.png", image_of(0)), ("0.txt", "a cat"), ("1.rgb.png", b"not an image")],
+            *[("0.cls", "cat\n"), ("0.png", image_of(0)), ("0.txt", "a cat"), ("0.mask.png", b"no image")],
             *[("notes", ""), ("3.png", image_of(3)), ("3.cls", "7")],
         ],
     )
@@ -76,16 +76,29 @@ def test_texts_in_shards(tmp_path):
     assert samples.name(0) == "grün"
 
 
+def test_names_with_dots_are_taken_to_the_last_one(tmp_path):
+    members = [("cat.3.png", image_of(3)), ("cat.3.cls", "cat"), ("cat.4.png", image_of(4)), ("cat.4.cls", "owl")]
+    samples = Samples(write_tar(tmp_path / "a.tar", members))
+    assert samples.labels == ["cat", "owl"]
+    assert torch.equal(samples.fetch(torch.tensor([1])), pixels_of(4)[None])
+    folders = [("x/IMG.2024.1.png", image_of(1)), ("x/0.png", image_of(0)), ("y/.hidden.png", b""), ("y/note", b"")]
+    assert Samples(write_tar(tmp_path / "b.tar", folders)).labels == ["x", "x"]
+    parts = [("1.png", image_of(1)), ("1.mask.png", b"another part of the same sample"), ("1.cls", "cat")]
+    assert Samples(write_tar(tmp_path / "c.tar", parts)).labels == ["cat"]
+
+
 @pytest.mark.parametrize(
     ("members", "told"),
     [
-        ([("1.png", b"")], "sample 1 has no label"),
+        ([("1.png", b"")], r"sample 1 in .*data.tar has no label that can be read \(a member 1.cls"),
         ([("1.cls", "cat")], "holds no sample"),
-        ([("a/1.png", b""), ("a/1.jpg", b"")], "a/1 has 2 members"),
-        ([("1.png", b""), ("1.cls", "x" * 2_000_000)], "1.cls has 2000000 bytes"),
-        ([("1.png", b""), ("1.json", "[1]")], "sample 1 has no label"),
-        ([("1.png", b""), ("1.json", '{"label": [1]}')], "a label is"),
-        ([("1.png", b""), ("1.cls", b"\xff")], "cannot read"),
+        ([("a/1.png", b""), ("a/1.jpg", b"")], "sample a/1 in .* has 2 members"),
+        ([("1.png", b""), ("1.cls", "x" * 2_000_000)], "1.cls in .* has 2000000 bytes"),
+        ([("1.png", b""), ("1.json", "[1]")], "sample 1 in .* has no label"),
+        ([("1.png", b""), ("1.json", '{"label": [1]}')], r"has no label that can be read \(a label is"),
+        ([("1.png", b""), ("1.json", "{")], "sample 1 in .* has no label that can be read"),
+        ([("1.png", b""), ("1.cls", b"\xff")], "sample 1 in .* has no label that can be read"),
+        ([("a/1.png", b""), ("a/1.cls", "cat"), ("a/2.png", b"")], "a/1 has a member with its label, and a/2 has none"),
     ],
 )
 def test_shards_without_labels_or_samples_are_refused(tmp_path, members, told):

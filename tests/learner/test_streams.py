@@ -137,10 +137,14 @@ def test_closed_form_on_indexed_data_goes_on_too(small_parts, tmp_path, monkeypa
     [
         ("dlcft", zip(X, Y, strict=True), "which is read once"),
         ("none", Pairs(X, Y), "which is read once"),
-        ("ridge", iter([]), "no worker has a sample"),
-        ("ridge", iter([(X[0], "a"), (X[0][..., :1], "b")]), "in the stream, after 0 samples"),
+        ("ridge", iter([]), "there is no sample"),
+        ("ridge", iter([(X[0], "a"), (X[0][..., :1], "b")]), "in samples 0 to 1 of the stream"),
         ("ridge", iter([X[0]]), "pairs"),
-        ("ridge", iter([*zip(X[:20], Y[:20], strict=True), (X[0] * float("nan"), "a")]), "after 16 samples.*nan"),
+        (
+            "ridge",
+            iter([*zip(X[:20], Y[:20], strict=True), (X[0] * float("nan"), "a")]),
+            "in samples 16 to 20 of the stream.*nan",
+        ),
     ],
 )
 def test_streams_that_cannot_be_learned_are_refused(method, stream, told):

@@ -66,7 +66,7 @@ def test_a_broken_holdout_is_found_before_anything_is_learned(learner, tmp_path,
 
 
 def test_gates_need_a_holdout(learner):
-    with pytest.raises(ValueError, match="need holdout samples"):
+    with pytest.raises(ValueError, match="holdout samples only"):
         update(learner, data([0, 1]), max_drop=0.1)
     for limit in (-0.1, 2.0, float("nan")):
         with pytest.raises(ValueError, match=r"max_flips is .*; it must lie between 0 and 1"):

@@ -56,9 +56,11 @@ def noted_backbone(store: Store, backbone: str | None = None) -> dict[str, Any]:
     if not current.header["tasks"]:
         raise ValueError(f"{model} holds a first update that was interrupted; give the same dlcft update once more.")
     noted: dict[str, Any] | None = current.header["notes"].get("backbone")
+    if noted is None and backbone is not None:
+        return {"name": backbone}  # its weights are compared with those that were learned on
     if noted is None:
         unknown = f"{model} was saved from Python and does not say how its backbone is made"
-        raise ValueError(f"{unknown}; load it there with its backbone=, or give dlcft update --backbone once.")
+        raise ValueError(f"{unknown}; give --backbone NAME (in Python, backbone=).")
     name = str(noted["name"])
     if ":" in name and backbone != name:
         foreign = f"{model} was made on the backbone {name!r}, whose code is not part of dlcft"

@@ -16,7 +16,7 @@ from dlcft.cli.arguments import FAILURES, warn
 from dlcft.cli.compare import compare
 from dlcft.cli.demo import demo
 from dlcft.cli.export import export
-from dlcft.cli.workers import is_first, joined
+from dlcft.cli.workers import check_several, is_first, joined
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "demo": demo,
@@ -62,6 +62,9 @@ def main(words: list[str] | None = None) -> None:
     try:
         if any(not word or (word[:2] == "--" and word[-1] == "=") for word in words or sys.argv[1:]):
             raise ValueError("one of the arguments is empty; was a variable of the shell not set?")
+        given = sys.argv[1:] if words is None else words
+        if given and given[0] in COMMANDS and "--help" not in given:
+            check_several(given[0])
         with joined():
             app(words, exit_on_error=False, print_error=False, result_action="return_value")
             sys.stdout.flush()

@@ -6,6 +6,8 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 
+_TOGETHER = ("update", "predict", "evaluate", "forget", "run")  # what several processes do together
+
 
 @contextmanager
 def joined() -> Iterator[None]:
@@ -16,11 +18,25 @@ def joined() -> Iterator[None]:
     from dlcft.network import workers
 
     with workers.joined():
-        if is_first():
-            yield
-            return
-        with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
-            yield
+        try:
+            if is_first():
+                yield
+            else:
+                with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+                    yield
+        except SystemExit:
+            workers.gathered(None)  # torchrun ends all as soon as one has: not before the first one has spoken
+            raise
+
+
+def check_several(command: str) -> None:
+    """Refuse a command that several processes would do several times.
+
+    Raises:
+        ValueError: when torchrun has started several.
+    """
+    if _several() and command not in _TOGETHER:
+        raise ValueError(f"dlcft {command} is done by one process; start it without torchrun.")
 
 
 def is_first() -> bool:

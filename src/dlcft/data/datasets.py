@@ -16,7 +16,16 @@ from dlcft.data.labels import label_name, label_names
 from dlcft.data.sources import Items, Source, Tokenizer
 
 _LABEL_KEYS = ("label", "labels", "target", "targets", "y")
-_INPUT_KEYS = ("data", "image", "images", "input", "inputs", "x")  # a single input of such a name is passed without it
+_INPUT_KEYS = (
+    "data",
+    "image",
+    "images",
+    "img",
+    "input",
+    "inputs",
+    "text",
+    "x",
+)  # a single input of such a name is passed without it
 _PASS = 64  # samples collated at a time when labels are collected
 
 
@@ -120,6 +129,8 @@ def split_sample(item: Any) -> tuple[Any, Any]:
 
 def unlabelled(item: Any) -> tuple[Any, Any]:
     """As `split`, with None for a label that is not there."""
+    if isinstance(item, tuple) and len(item) == 2 and item[1] is None:  # of `Rows`
+        return item
     labelled = any(key in _LABEL_KEYS for key in item) if isinstance(item, Mapping) else is_pair(item)
     return split_sample(item) if labelled else (item, None)
 

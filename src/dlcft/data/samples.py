@@ -256,6 +256,8 @@ def _labelled(data: Any, preprocess: Preprocess, tokenizer: Tokenizer | None) ->
     """The inputs and the raw labels."""
     if isinstance(data, str | Path):
         data = read_labelled(data, text=tokenizer is not None)
+    elif isinstance(data, Mapping) and data and all(is_table(part) for part in data.values()):
+        raise ValueError(f"data has the parts {', '.join(data)}; give one of them, data[{next(iter(data))!r}].")
     elif isinstance(data, Mapping):
         data = split_sample(data)
     elif isinstance(data, list) and len(data) and all(is_pair(item) for item in data):
@@ -273,5 +275,5 @@ def _labelled(data: Any, preprocess: Preprocess, tokenizer: Tokenizer | None) ->
     once = ", which can be read only once" if isinstance(data, Iterator) else ""
     raise TypeError(
         f"data is a {type(data).__name__}{once}; give a pair (x, y) of tensors or arrays, a list of (input, label) "
-        "pairs, a map-style Dataset or DataLoader, or the path of an image folder, .tar shards, a .csv or an .npz file."
+        "tuples, a map-style Dataset or DataLoader, or the path of an image folder, .tar shards, a .csv or .npz file."
     )

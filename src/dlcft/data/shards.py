@@ -1,7 +1,8 @@
 """Samples in .tar files: many images in few files, each read at its place, as WebDataset and others write them.
 
-Members that share a name up to its first dot are one sample, `0001.jpg` and `0001.cls`. Its label is the text of
-`.cls`, the field `label` of `.json`, or else the folder that it lies in: a packed folder with one folder a class.
+Members that share a name up to its first dot are one sample, `0001.jpg` and `0001.cls`; where none of them is an image
+then, up to the last dot. Its label is the text of `.cls`, the field `label` of `.json`, or else the folder that it lies
+in: a packed folder with one folder a class. Hidden members, and those of other kinds, are no samples.
 """
 
 from __future__ import annotations
@@ -12,17 +13,19 @@ import tarfile
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, cast
 
 from torch import Tensor
 
-from dlcft.data.decoding import decoding
+from dlcft.data.decoding import decoding, first_line
 from dlcft.data.images import EXTENSIONS, decode_image
 from dlcft.data.labels import label_name
 
 SHARD = ".tar"
 _NEEDED = "give a whole, uncompressed .tar"
+Members = list[tuple[str, tarfile.TarInfo]]  # each with its name's ending, in small letters
 _MOST = 1 << 20  # bytes of a label's member, or of a text
 
 
@@ -114,24 +117,75 @@ def find_shards(path: Path) -> list[Path]:
     return shards
 
 
+@dataclass(frozen=True)
+class _Found:
+    """A sample in a .tar: its name, the place of its image or text, and the member that has its label, if any."""
+
+    key: str
+    offset: int
+    kind: str = ""
+    content: bytes = b""
+
+    def label(self, path: Path) -> str:
+        """Its label: of a member, or the folder that it lies in."""
+        try:
+            label = _READERS[self.kind](self.content) if self.kind else PurePosixPath(self.key).parent.name
+            if not label:
+                raise ValueError(f"a member {self.key}.cls or {self.key}.json, or a folder, is needed")
+            return str(label_name(label))
+        except (TypeError, ValueError) as error:
+            wrong = f"the sample {self.key} in {path} has no label that can be read"
+            raise ValueError(f"{wrong} ({first_line(error)}).") from error
+
+
 def _scan(path: Path, kinds: Sequence[str], labelled: bool) -> list[tuple[int, str]]:
     """The place of each sample in a .tar, and its label."""
-    found = []
     with decoding(path, _NEEDED), tarfile.open(path, "r:") as tar:
-        for key, members in _grouped(tar):
-            samples = [member for kind, member in members if kind in kinds]
-            if not samples:
-                continue
-            if len(samples) > 1:
-                raise ValueError(f"{key} has {len(samples)} members of {', '.join(kinds)}; one is needed")
-            found.append((samples[0].offset, _label(tar, key, dict(members)) if labelled else ""))
-    return found
+        groups = (part for group in _grouped(tar) for part in _apart(*group, kinds))
+        found = [_sample(tar, path, key, members, kinds, labelled) for key, members in groups]
+    for one in found:
+        if isinstance(one, str):
+            raise ValueError(one)
+    samples = [one for one in found if isinstance(one, _Found)]
+    if labelled and len({bool(one.kind) for one in samples}) > 1:
+        one, other = (next(s.key for s in samples if bool(s.kind) == has) for has in (True, False))
+        raise ValueError(f"in {path} the sample {one} has a member with its label, and {other} has none; give all one.")
+    return [(one.offset, one.label(path) if labelled else "") for one in samples]
 
 
-def _grouped(tar: tarfile.TarFile) -> Iterator[tuple[str, list[tuple[str, tarfile.TarInfo]]]]:
+def _apart(key: str, members: Members, kinds: Sequence[str]) -> Iterator[tuple[str, Members]]:
+    """The samples among members of one name up to its first dot: one, or, where names have more dots, several."""
+    if any(kind in kinds for kind, _ in members):
+        yield key, members
+        return
+    stems: dict[str, Members] = {}
+    for kind, member in members:
+        stem, _, last = kind.rpartition(".")
+        stems.setdefault(key + stem, []).append((f".{last}", member))
+    yield from ((stem, own) for stem, own in stems.items() if any(kind in kinds for kind, _ in own))
+
+
+def _sample(
+    tar: tarfile.TarFile, path: Path, key: str, members: Members, kinds: Sequence[str], labelled: bool
+) -> _Found | str:
+    """A sample with the bytes of its label, or a sentence on what is wrong with it."""
+    images = [member for kind, member in members if kind in kinds]
+    if len(images) > 1:
+        return f"the sample {key} in {path} has {len(images)} members of {', '.join(kinds)}; one is needed."
+    for kind, member in members if labelled else ():
+        if kind in _READERS:
+            if member.size > _MOST:
+                return f"{member.name} in {path} has {member.size} bytes; at most {_MOST} are read for a label."
+            file = tar.extractfile(member)
+            assert file is not None
+            return _Found(key, images[0].offset, kind, file.read())
+    return _Found(key, images[0].offset)
+
+
+def _grouped(tar: tarfile.TarFile) -> Iterator[tuple[str, Members]]:
     """Neighbouring members of the same name up to its first dot, each with the rest of its name."""
     before = None
-    members: list[tuple[str, tarfile.TarInfo]] = []
+    members: Members = []
     while (member := tar.next()) is not None:
         tar.members.clear()  # type: ignore[attr-defined]  # kept for getmembers, which nobody asks for
         path = PurePosixPath(member.name)
@@ -152,24 +206,10 @@ def _grouped(tar: tarfile.TarFile) -> Iterator[tuple[str, list[tuple[str, tarfil
         raise ValueError(f"it is damaged or cut at byte {tar.offset}")
 
 
-def _label(tar: tarfile.TarFile, key: str, members: dict[str, tarfile.TarInfo]) -> str:
-    readers: dict[str, Callable[[bytes], str]] = {".cls": lambda text: text.decode().strip(), ".json": _label_field}
-    for kind, read in readers.items():
-        if kind in members:
-            if members[kind].size > _MOST:
-                raise ValueError(f"{members[kind].name} has {members[kind].size} bytes; at most {_MOST} are read")
-            file = tar.extractfile(members[kind])
-            assert file is not None
-            found = read(file.read())
-            break
-    else:
-        found = PurePosixPath(key).parent.name
-    if not found:
-        raise ValueError(f"the sample {key} has no label; a member {key}.cls, {key}.json or a folder is needed")
-    return str(label_name(found))
-
-
 def _label_field(text: bytes) -> str:
     content = json.loads(text)
     label = content.get("label") if isinstance(content, dict) else None
     return "" if label is None else str(label_name(label))
+
+
+_READERS: dict[str, Callable[[bytes], str]] = {".cls": lambda text: text.decode().strip(), ".json": _label_field}

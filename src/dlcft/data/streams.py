@@ -87,7 +87,8 @@ class Stream:
         try:
             return Samples((inputs, labels), **self._options)
         except (TypeError, ValueError) as error:
-            raise type(error)(f"in the stream, after {self.read} samples: {error}") from error
+            some = f"samples {self.read} to {self.read + len(pairs) - 1}"
+            raise type(error)(f"in {some} of the stream: {error}") from error
 
 
 class StreamBatches:
@@ -146,7 +147,8 @@ class StreamPart:
             try:
                 x = to_device(samples.fetch(torch.arange(len(samples))), batches.device, dtype=batches.dtype)
             except (TypeError, ValueError) as error:
-                raise type(error)(f"in the stream, after {before} samples: {error}") from error
+                some = f"samples {before} to {before + len(samples) - 1}"
+                raise type(error)(f"in {some} of the stream: {error}") from error
             self.samples += len(samples)
             y = [self.labels.setdefault(label, len(self.labels)) for label in samples.labels]
             yield x, torch.tensor(y, device=batches.device)

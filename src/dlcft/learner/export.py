@@ -81,7 +81,7 @@ def export(learner: Learner, path: str | Path, *, head: str | None = None, examp
     write = _onnx if path.suffix == ".onnx" else _program
     if path.suffix == ".onnx":
         _needed()
-    labels = learner.labels(HEAD if head is None else head)
+    labels = learner.labels(head)
     learner.solve()
     name = HEAD if head is None else head
     x = full_floats(to_device(sized(learner.example(example), SAMPLES[0]), torch.device("cpu")))

@@ -57,7 +57,8 @@ def gathered_samples(samples: Samples, *, shares: bool) -> Gathered:
     found = workers.gathered((len(samples), sorted(set(samples.labels), key=str), own))
     total = sum(length for length, _, _ in found)
     if not total:
-        raise ValueError("no worker has a sample; at least one is needed.")
+        nobody = "there is no sample" if workers.count() == 1 else "no worker has a sample"
+        raise ValueError(f"{nobody}; at least one is needed.")
     if workers.count() == 1 or not shares:
         if len({name for _, _, name in found}) > 1:
             raise ValueError(

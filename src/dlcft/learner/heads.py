@@ -49,7 +49,8 @@ class Heads:
         if not self.labels:
             raise ValueError("nothing has been learned yet; call learn(data) first.")
         if name is None or name not in self.labels:
-            raise ValueError(f"head is {head!r}; learned so far: {', '.join(self.labels) or 'none'}.")
+            given = "no head is given" if head is None else f"head is {head!r}"
+            raise ValueError(f"{given}; learned so far: {', '.join(self.labels)}. Give head= one of them.")
         return name
 
     def of(self, head: str) -> Labels:

@@ -24,7 +24,7 @@ from dlcft.learner.adopt import check_last, margin_scale, split_head
 from dlcft.learner.build import Builder, as_given, find_device, fingerprint, without_normalising
 from dlcft.learner.display import Report
 from dlcft.learner.gathering import fingerprint as fingerprint_of
-from dlcft.learner.heads import HEAD, Heads
+from dlcft.learner.heads import Heads
 from dlcft.learner.learning import Learning
 from dlcft.learner.records import Adopted, Forgotten, Learned, Record
 from dlcft.learner.state import as_written, check_current, read_learner, refuse_unimported, write_learner
@@ -215,7 +215,7 @@ class Learner(Learning):
         """Where it was saved or loaded; None if neither."""
         return None if self.store is None else self.store.directory
 
-    def labels(self, head: str = HEAD) -> list[Label]:
+    def labels(self, head: str | None = None) -> list[Label]:
         """The label names of a head, in the order of its outputs."""
         return list(self._heads.labels[self._heads.known(head)].names)
 

@@ -196,6 +196,8 @@ class Learning:
         return loop
 
     def _batches(self, samples: Inputs, y: Tensor, size: int, *, own: bool = False, bounded: bool = True) -> Batches:
+        if not isinstance(size, int) or size < 1:
+            raise ValueError(f"batch_size is {size!r}; a whole number from 1 on is needed.")
         return Batches(samples, y, size, self.device, dtype=self._builder.dtype, own=own, bounded=bounded)
 
     def _task(self, head: str, given: Gathered, labels: Labels) -> Task:

@@ -77,7 +77,15 @@ def _panel(axes: Axes, found: Comparison, places: Sequence[float], name: str) ->
         options: dict[str, Any] = {"fmt": "o" if row.closed_form else "D", "color": colour, "markersize": 6}
         axes.errorbar(at, y, None if choice else error, elinewidth=1.2, capsize=2.5, **options)
         weight = "bold" if choice else "normal"
-        axes.annotate(row.method, (at, bottom + place * height), xytext=(8, 0), weight=weight, color=colour, **beside)
+        axes.annotate(
+            row.method,
+            (at, bottom + place * height),
+            xytext=(8, 0),
+            annotation_clip=False,
+            weight=weight,
+            color=colour,
+            **beside,
+        )
     axes.axhline(level, color=_CHOICE, linewidth=0.8, alpha=0.5)
     axes.grid(color=LEVEL, alpha=0.2, linewidth=0.6)
 

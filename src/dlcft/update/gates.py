@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -65,7 +65,7 @@ class Gates:
         """
         if self.on_holdout and not holdout:
             named = ", ".join(name for name in _ON_HOLDOUT if getattr(self, name) is not None)
-            raise ValueError(f"{named} need holdout samples to be measured on.")
+            raise ValueError(f"{named} can be measured on holdout samples only; give some.")
         if self.max_rise is not None and not closed_form:
             raise ValueError(
                 f"max_rise is {self.max_rise}, a share of the old loss, which only closed-form methods such as "
@@ -109,6 +109,7 @@ def fallen(facts: Mapping[str, Any]) -> list[tuple[str, float, int, int, int]]:
     return sorted(rows, key=lambda row: -row[1])
 
 
-def too_few(facts: Mapping[str, Any]) -> list[str]:
+def too_few(facts: Mapping[str, Any], known: Iterable[str]) -> list[str]:
     """Known labels with so few held-out samples that `max_drop_per_label` cannot tell their fall from chance."""
-    return [label for label in facts.get("per_class_before", {}) if facts["per_class"][label][1] < LEAST]
+    counts = {label: total for label, (_, total) in facts.get("per_class", {}).items()}
+    return sorted(label for label in known if counts.get(label, 0) < LEAST)

@@ -183,7 +183,7 @@ def update(
     learner.annotate(accuracy=facts.get("accuracy"), predicted_increase=increase)
     facts["rise"] = None if increase is None or old is None else increase / max(old, _NO_LOSS)
     exceeded = gates.exceeded(facts)
-    facts["not_gated"] = [] if max_drop_per_label is None else too_few(facts)
+    facts["not_gated"] = [] if max_drop_per_label is None else too_few(facts, map(str, known))
     there = () if learner.store is None else learner.store.look().versions
     # the version that was saved before training is none to go back to
     version = learner.save(directory, keep=keep if begun else 1, current=not exceeded)
