@@ -29,7 +29,7 @@ test: lint
 
 # without an extra, what needs it is skipped
 test-slow: setup
-	-for extra in architectures integrations docs; do $(PIP) --editable ".[dev,$$extra]"; done
+	-for extra in architectures integrations docs notebooks; do $(PIP) --editable ".[dev,$$extra]"; done
 	$(BIN)/python -m pytest -m slow
 
 lint: setup
