@@ -9,6 +9,7 @@ from types import FrameType
 from typing import Any
 
 _LINE = b"dlcft: interrupted.\n"
+_INTERRUPTED = 130  # exit code
 
 
 def main() -> None:
@@ -26,7 +27,8 @@ def main() -> None:
         code = stopped.code or 0
     finally:  # nothing is left that could be interrupted
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if "torch.distributed" in sys.modules and "RANK" in os.environ:  # its threads may end Python with an abort
+    # threads of torch.distributed may end Python with an abort, and Python itself by a signal after an interruption
+    if code == _INTERRUPTED or ("torch.distributed" in sys.modules and "RANK" in os.environ):
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
@@ -47,7 +49,7 @@ def _leave(*_: Any) -> None:
     if "multiprocessing" in sys.modules:
         for child in sys.modules["multiprocessing"].active_children():
             child.kill()
-    os._exit(130)
+    os._exit(_INTERRUPTED)
 
 
 def _unraisable(unraisable: Any) -> None:

@@ -297,7 +297,7 @@ def test_a_model_that_was_adopted_in_python_goes_on_at_the_command_line(tmp_path
     classifier = importlib.import_module("my_classifier").classifier()
     options = {"preprocess": Preprocess(size=(8, 8)), "depth_features": 28}
     Learner.adopt(classifier, "4", ["green", "red"], data, **options).save("model")
-    with pytest.raises(ValueError, match="dlcft update --backbone once"):
+    with pytest.raises(ValueError, match="give --backbone NAME"):
         run("update", "--model", "model", "--data", more)
     with pytest.raises(CheckpointError, match="give the same network"):
         run("update", "--model", "model", "--data", more, "--backbone", "shipped")
