@@ -21,6 +21,12 @@ def test_the_two_commands_are_named():
     assert "make test" in README
 
 
+def test_it_is_short():
+    lines = README.splitlines()
+    assert len(lines) <= 150
+    assert [line for line in lines if len(line) > 120] == []
+
+
 def test_links_lead_somewhere():
     links = [link for link in re.findall(r"\]\(([^)#]+)\)", README) if "://" not in link]
     assert links
