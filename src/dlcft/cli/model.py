@@ -157,8 +157,7 @@ def update(
         with nothing_left_behind(model, learner), going_on():
             done = learn_update(learner, samples, directory=model, **options)
     try:
-        limits = {"max_drop": max_drop, "max_flips": max_flips}
-        logged = _tell(done, learner, model, page, as_json, None if mlflow is None else (mlflow, limits))
+        logged = _tell(done, learner, model, page, as_json, None if mlflow is None else (mlflow, asdict(gates)))
     except BrokenPipeError:
         raise
     except OSError as error:

@@ -26,7 +26,8 @@ from dlcft.store.store import Store
 from dlcft.update.update import Update
 
 CHAMPION, CANDIDATE = "champion", "candidate"
-_METRICS = ("samples", "accuracy", "accuracy_before", "drop", "flips", "predicted_increase", "calibration_error")
+_ON_HOLDOUT = ("accuracy", "accuracy_before", "drop", "flips", "calibration_error")
+_METRICS = ("samples", "predicted_increase", "rise", "doubtful", *_ON_HOLDOUT)
 _NUMBER, _HASH = "dlcft.version", "dlcft.sha256"  # tags of a registered version, by which it is found again
 _DATABASE = "sqlite|postgresql|mysql|mssql"
 _QUIET = ("mlflow", "alembic")
