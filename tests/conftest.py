@@ -1,6 +1,7 @@
-"""Keeps tests away from the network and from files of the user."""
+"""Keeps tests away from the network and from files of the user; and a browser for those that look at pages."""
 
 import logging
+import shutil
 import urllib.error
 
 import pytest
@@ -27,3 +28,17 @@ def weights_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("DLCFT_WEIGHTS", str(folder))
     monkeypatch.chdir(tmp_path)
     return folder
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Chromium, or skip the test."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    names = ("chromium", "chromium-browser", "google-chrome")
+    path = next((found for found in map(shutil.which, names) if found), None)
+    if path is None:
+        pytest.skip("no chromium is installed")
+    with sync_api.sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield opened
+        opened.close()

@@ -11,7 +11,6 @@ from tests.support.documents import ROOT
 from tests.support.samples import pictures
 
 AXE = "axe-core@4.14.0"
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.slow
 
 
@@ -48,18 +47,12 @@ def pages(tmp_path_factory):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_axe_finds_no_fault(axe, pages, scheme):
-    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    if CHROMIUM is None:
-        pytest.skip("no chromium is installed")
+def test_axe_finds_no_fault(axe, browser, pages, scheme):
     found = {}
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        for path in pages:
-            page = browser.new_context(color_scheme=scheme).new_page()
-            page.goto(path.as_uri())
-            page.evaluate(axe)
-            faults = page.evaluate("async () => (await axe.run()).violations")
-            found[path.name] = [(fault["id"], fault["impact"]) for fault in faults]
-        browser.close()
+    for path in pages:
+        page = browser.new_context(color_scheme=scheme).new_page()
+        page.goto(path.as_uri())
+        page.evaluate(axe)
+        faults = page.evaluate("async () => (await axe.run()).violations")
+        found[path.name] = [(fault["id"], fault["impact"]) for fault in faults]
     assert all(faults == [] for faults in found.values()), found

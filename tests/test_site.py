@@ -17,7 +17,6 @@ import dlcft.backbones
 import dlcft.methods
 from tests.support.documents import ROOT
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 REFERENCE = "\n".join(path.read_text() for path in sorted((ROOT / "docs" / "reference").glob("*.md")))
 
 
@@ -101,17 +100,6 @@ def test_nothing_is_loaded_from_elsewhere(pages):
 def test_every_public_name_has_an_entry(module):
     names = [name for name in module.__all__ if not name.startswith("__")]
     assert [name for name in names if not re.search(rf"(?:^::: |`)dlcft\.[\w.]*\b{name}\b", REFERENCE, re.M)] == []
-
-
-@pytest.fixture(scope="module")
-def browser():
-    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    if CHROMIUM is None:
-        pytest.skip("no chromium is installed")
-    with sync_api.sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield opened
-        opened.close()
 
 
 @pytest.fixture(scope="module")

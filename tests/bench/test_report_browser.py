@@ -1,7 +1,6 @@
 """The report in a browser: it fits any width, fetches nothing, and its table sorts."""
 
 import re
-import shutil
 
 import pytest
 
@@ -9,19 +8,6 @@ from dlcft.bench.experiment import Experiment
 from dlcft.bench.report import to_html
 from tests.bench.test_report import NEW_CLASSES, SPLIT, made, several
 from tests.bench.test_report_artefacts import everything
-
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-
-
-@pytest.fixture(scope="module")
-def browser():
-    if CHROMIUM is None:
-        pytest.skip("no chromium is installed")
-    with sync_api.sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield opened
-        opened.close()
 
 
 @pytest.fixture(scope="module")

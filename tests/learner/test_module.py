@@ -44,7 +44,7 @@ def learned(method, **options):
     return learner
 
 
-def agree(found, wanted):
+def assert_agree(found, wanted):
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5 * float(wanted.abs().max()))
 
 
@@ -55,9 +55,9 @@ def test_every_method(method):
     module = learner.module()
     assert torch.equal(learner.outputs(OTHERS), before)
     for size in (7, 1, 4):
-        agree(module(OTHERS[:size]), before[:size])
+        assert_agree(module(OTHERS[:size]), before[:size])
     likely = learner.module(probabilities=True)(OTHERS)
-    agree(likely, (before / learner.temperature).softmax(1))
+    assert_agree(likely, (before / learner.temperature).softmax(1))
 
 
 def test_the_module_is_its_own():
@@ -65,7 +65,7 @@ def test_the_module_is_its_own():
     before, module = learner.outputs(OTHERS), learner.module()
     learner.learn((X.flip(0), Y))
     assert not torch.allclose(learner.outputs(OTHERS), before)
-    agree(module(OTHERS), before)
+    assert_agree(module(OTHERS), before)
     parameters = sum(p.numel() for p in module.state_dict().values())
     assert parameters < 2 * learner.model.head("main").weight.numel() + 1000  # no sums, which are squares
 
@@ -74,20 +74,20 @@ def test_made_in_inference_mode():
     learner = learned("tangent")
     with torch.inference_mode():
         module = learner.module()
-        agree(module(OTHERS), learner.outputs(OTHERS))
+        assert_agree(module(OTHERS), learner.outputs(OTHERS))
 
 
 def test_the_temperature_of_the_last_holdout():
     learner = learned("ridge")
     learner.notes["temperature"] = 0.25
-    agree(learner.module(probabilities=True)(OTHERS), (4 * learner.outputs(OTHERS)).softmax(1))
+    assert_agree(learner.module(probabilities=True)(OTHERS), (4 * learner.outputs(OTHERS)).softmax(1))
 
 
 def test_a_head_of_its_own():
     learner = learned("ridge", scenario="task-il")
     learner.learn((X, [1, 2] * 6), head="second")
     for head in ("first", "second"):
-        agree(learner.module(head=head)(OTHERS), learner.outputs(OTHERS, head=head))
+        assert_agree(learner.module(head=head)(OTHERS), learner.outputs(OTHERS, head=head))
     with pytest.raises(ValueError, match="learned so far: first, second"):
         learner.module()
 
@@ -103,13 +103,13 @@ def test_a_head_of_its_own():
 def test_features_side_by_side(settings):
     learner = Learner(Small(), "dlcft-exact", preprocess=IMAGES, **settings)
     learner.learn((X, Y))
-    agree(learner.module()(OTHERS), learner.outputs(OTHERS))
+    assert_agree(learner.module()(OTHERS), learner.outputs(OTHERS))
 
 
 def test_half_precision_takes_float32():
     learner = Learner(Small().to(torch.bfloat16), "ridge", preprocess=IMAGES)
     learner.learn((X, Y))
-    agree(learner.module()(OTHERS), learner.outputs(OTHERS))
+    assert_agree(learner.module()(OTHERS), learner.outputs(OTHERS))
 
 
 def test_an_example_where_the_shape_is_unknown():
@@ -120,7 +120,7 @@ def test_an_example_where_the_shape_is_unknown():
     learner.learn((x, Y[:9]))
     with pytest.raises(ValueError, match=r"neither data nor example= nor a preprocessing with a size"):
         learner.module()
-    agree(learner.module(example=x[:1])(x), learner.outputs(x))
+    assert_agree(learner.module(example=x[:1])(x), learner.outputs(x))
 
 
 def test_texts_have_any_length_where_the_network_allows_it():
@@ -129,10 +129,10 @@ def test_texts_have_any_length_where_the_network_allows_it():
     torch.manual_seed(0)
     learner = Learner(Encoder().eval(), "dlcft-exact", depth_features=60)
     learner.learn((tokens, Y[:9]))
-    agree(learner.module(example=tokens)(longer), learner.outputs(longer))
+    assert_agree(learner.module(example=tokens)(longer), learner.outputs(longer))
     learner = Learner(Recurrent(nn.GRU).eval(), "ridge")
     learner.learn((tokens, Y[:9]))
-    agree(learner.module(example=tokens)(tokens[:5]), learner.outputs(tokens[:5]))
+    assert_agree(learner.module(example=tokens)(tokens[:5]), learner.outputs(tokens[:5]))
 
 
 class ByFours(Small):
@@ -158,8 +158,8 @@ def test_what_torch_has_to_run_it(method):
     traced = torch.jit.trace(module, (X[:3],))
     compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
     for run in (program.module(), traced, compiled):
-        agree(run(OTHERS), wanted)
-    agree(program.module()(OTHERS[:1]), wanted[:1])
+        assert_agree(run(OTHERS), wanted)
+    assert_agree(program.module()(OTHERS[:1]), wanted[:1])
 
 
 @pytest.mark.parametrize("method", ["dlcft-exact", "dlcft-kfac"])

@@ -10,7 +10,7 @@ from dlcft.network.explicit import NotOneGraph, explicit, sized
 from tests.support.networks import NETWORKS, Encoder, build
 
 
-def close(module, network, x):
+def assert_same(module, network, x):
     for size in (1, 4, 7):
         batch = sized(x, size)
         batch = batch + 0.1 * torch.randn_like(batch) if batch.is_floating_point() else (batch + size) % 11
@@ -32,7 +32,7 @@ def test_a_linearised_network(name):
     with torch.no_grad():
         assert not torch.allclose(linear(x), network(x), rtol=1e-3)  # the change is there to be lost
     module = explicit(linear, x)
-    close(module, linear, x)
+    assert_same(module, linear, x)
     assert not any(type(part).__module__.startswith(("dlcft", "tests")) for part in module.modules())
     assert {name.partition(".")[0] for name in module.state_dict()} >= {"base", "delta"}
 
@@ -69,7 +69,7 @@ class Gradient(nn.Module):
 def test_gradients_inside_a_network(layer):
     network = Gradient(layer.double().requires_grad_(False))
     x = torch.randn(3, 4, 9, 11, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    close(explicit(network, x), network, x)
+    assert_same(explicit(network, x), network, x)
 
 
 def test_texts_of_any_length():
@@ -99,7 +99,7 @@ def test_numbers_that_depend_on_the_size():
         return x.flatten().reshape(2 * len(x), -1).repeat(1, 2).reshape(len(x), -1) + last.sum() / len(x)
 
     x = torch.randn(3, 6)
-    close(explicit(network, x), network, x)
+    assert_same(explicit(network, x), network, x)
 
 
 @pytest.mark.parametrize(

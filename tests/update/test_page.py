@@ -1,7 +1,6 @@
 """The page of an update: it holds the facts, fits any width, and fetches nothing."""
 
 import re
-import shutil
 
 import pytest
 
@@ -9,7 +8,6 @@ from dlcft.update.incoming import Incoming
 from dlcft.update.page import to_html
 from dlcft.update.update import Disk, Flip, Update
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 KEPT = [
     {"version": 2, "bytes": 201_000_000, "created": "2026-11-16T06:00:00+00:00", "current": False},
     {"version": 3, "bytes": 202_000_000, "created": "2026-11-16T07:00:00+00:00", "current": True},
@@ -125,17 +123,6 @@ def test_names_cannot_be_markup():
     page = to_html(made(labels=("<script>alert(1)</script>", "b&c", '"')), model="<b>")
     assert "<script>alert" not in page
     assert "<b>:" not in page
-
-
-@pytest.fixture(scope="module")
-def browser():
-    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    if CHROMIUM is None:
-        pytest.skip("no chromium is installed")
-    with sync_api.sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield opened
-        opened.close()
 
 
 @pytest.mark.parametrize("done", [made(), FIRST, MANY], ids=["usual", "first", "many"])

@@ -184,6 +184,7 @@ def _register(client: Any, store: Store, entry: Version, facts: _Facts) -> str:
     name, now = _name(store), int(time.time() * 1000)
     tags = {_NUMBER: str(entry.number), _HASH: entry.sha256, **facts.tags}
     run = client.create_run(_experiment(client, name), run_name=f"version {entry.number}", tags=tags).info
+    logged = False
     try:
         known = {key: float(value) for key, value in facts.metrics.items() if value is not None}
         metrics = [Metric(key, value, now, facts.step) for key, value in known.items()]
@@ -196,10 +197,11 @@ def _register(client: Any, store: Store, entry: Version, facts: _Facts) -> str:
             Manifest.alone(entry).write(manifest)
             client.log_artifact(run.run_id, str(store.directory / entry.file), "model")
             client.log_artifact(run.run_id, str(manifest), "model")
-    except BaseException:
-        with suppress(Exception):  # the first error is the one to tell
-            client.set_terminated(run.run_id, "FAILED")
-        raise
+        logged = True
+    finally:
+        if not logged:  # whatever the reason, an interruption among them
+            with suppress(Exception):  # the first error is the one to tell
+                client.set_terminated(run.run_id, "FAILED")
     client.set_terminated(run.run_id)
     _create_model(client, name)
     return str(client.create_model_version(name, f"{run.artifact_uri}/model", run_id=run.run_id, tags=tags).version)

@@ -381,7 +381,7 @@ def _of_usual_size(rows: Iterator[Part], before: RidgeSums | None, batches: Batc
     usual = math.sqrt(float(before.gram.trace()) / before.weight) if before is not None and before.samples else 0.0
     seen = 0
     for part in rows:
-        sizes = torch.linalg.vector_norm(part[0].double(), dim=1)
+        sizes = torch.linalg.vector_norm(part[0], dim=1, dtype=torch.float64)
         usual = usual or float(sizes.median())
         largest = int(sizes.argmax()) if len(sizes) else 0
         if usual and float(sizes[largest]) > _HUGE * usual:
