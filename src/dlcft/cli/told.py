@@ -77,7 +77,8 @@ def _say_holdout(done: Update) -> None:
     for label, (right, total) in done.per_class.items():
         say(f"  {printable(label)}: {right} of {total}{' (not learned)' if label in done.not_learned else ''}")
     if done.flips is not None and done.drop is not None:
-        say(f"labels known before: accuracy {0.0 - done.drop:+.2%}, turned from right to wrong {done.flips:.2%}")
+        points = f"{100 * (0.0 - done.drop):+.2f} points"
+        say(f"labels known before: accuracy {points}, turned from right to wrong {done.flips:.2%}")
 
 
 def in_words(done: Update) -> str:

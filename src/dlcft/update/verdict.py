@@ -12,7 +12,9 @@ RULE = (
     "the closed-form method that is smallest on disk among those within one standard error (of the paired difference) "
     "of the most accurate one; a trained method only if it is ahead of all of these by more than two"
 )
+DEFAULT = "dlcft-exact"
 _CLOSED, _TRAINED = 1.0, 2.0  # standard errors
+_ALIKE = 1.01  # sizes that differ by less are the same
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,11 +56,13 @@ def ahead(one: Answers, other: Answers, weight: Tensor) -> tuple[float, float]:
 
 
 def recommended(methods: Mapping[str, Answers], weight: Tensor) -> str:
-    """The name of the method that `RULE` chooses; of several of the same size the more accurate one."""
+    """The name of the method that `RULE` chooses; of several of the same size the most accurate one, or the default."""
     closed = [name for name, one in methods.items() if one.closed_form]
     best = _most_accurate(methods, closed or list(methods), weight)
     near = [name for name in closed or methods if _within(methods[best], methods[name], weight, _CLOSED)]
-    choice = min(near, key=lambda name: (methods[name].bytes, -share_right(methods[name], weight)[0]))
+    small = _ALIKE * min(methods[name].bytes for name in near)
+    alike = [name for name in near if methods[name].bytes <= small]
+    choice = max(alike, key=lambda name: (share_right(methods[name], weight)[0], name == DEFAULT))
     if not closed:
         return choice
     others = [name for name, one in methods.items() if not one.closed_form]

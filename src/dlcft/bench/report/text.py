@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -76,7 +77,8 @@ def _markdown_table(table: Table) -> str:
     for line in table.lines:
         texts = [f"**{_markdown(cell.text)}**" if cell.strong else _markdown(cell.text) for cell in line.cells]
         lines.append(f"| {' | '.join([_markdown(line.title), *texts])} |")
-    return "\n".join([*lines, "", *(f"{_markdown(note)}  " for note in table.notes)])
+    notes = (textwrap.fill(_markdown(note), 118, break_long_words=False) for note in table.notes)
+    return "\n".join([*lines, "", *(f"{note}  " for note in notes)])
 
 
 def _markdown(text: str) -> str:
