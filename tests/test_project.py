@@ -22,6 +22,7 @@ ORDER = [
     "backbones",
     "pages",
     "update",
+    "comparison",
     "integrations",
     "bench",
     "cli",

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dlcft.cli.compare import _progress
-from dlcft.update.clock import Stage
+from dlcft.comparison.clock import Stage
 from tests.support.commands import dlcft
 from tests.support.samples import pictures
 

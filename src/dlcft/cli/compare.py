@@ -18,8 +18,8 @@ from dlcft.cli.opening import open_store
 from dlcft.pages import in_bytes, in_seconds
 
 if TYPE_CHECKING:
-    from dlcft.update.clock import Report, Stage
-    from dlcft.update.compare import Comparison, Row
+    from dlcft.comparison.clock import Report, Stage
+    from dlcft.comparison.compare import Comparison, Row
 
 _FORMATS = (".svg", ".png")
 _BUSY = 0.5  # the share of the time, of one core, below which times are no good measure
@@ -70,9 +70,9 @@ def compare(
         raise ValueError(f"--seed is {seed}; it must be 0 or more.")
     if picture is not None:
         _check_picture(picture, data, model)
+    from dlcft.comparison.compare import CLOSED_FORM, TRAINED
+    from dlcft.comparison.compare import compare as tested
     from dlcft.network import workers
-    from dlcft.update.compare import CLOSED_FORM, TRAINED
-    from dlcft.update.compare import compare as tested
 
     import_own([*(import_ or ()), *(name for name in method or () if ":" in name)])
     names = [*dict.fromkeys([*(method or CLOSED_FORM), *(TRAINED if train else ())])]
@@ -81,8 +81,8 @@ def compare(
     with _progress() as report:
         found = tested(network, data, names, tokenizer=tokenizer, report=report, **options)
     if picture is not None and workers.place() == 0:
+        from dlcft.comparison.picture import picture as drawn
         from dlcft.data.files import new_file
-        from dlcft.update.compared_picture import picture as drawn
 
         with new_file(picture) as file:
             file.write(drawn(found, picture.suffix[1:].lower()))

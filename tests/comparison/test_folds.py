@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlcft.update.folds import chosen, split
+from dlcft.comparison.folds import chosen, split
 
 COUNTS = st.lists(st.integers(1, 40), min_size=2, max_size=8).filter(lambda counts: max(counts) > 1)
 

@@ -7,9 +7,9 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from dlcft.comparison.compare import Comparison
 from dlcft.pages import in_bytes
 from dlcft.pages.drawing import LEVEL, PALETTE, drawing
-from dlcft.update.compare import Comparison
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,12 +11,12 @@ from torch import nn
 from dlcft import Learner
 from dlcft.backbones import load_backbone
 from dlcft.closed_form.sums import RidgeSums
+from dlcft.comparison import compare as module
+from dlcft.comparison.clock import Clock
+from dlcft.comparison.compare import CLOSED_FORM, Comparison, compare
+from dlcft.comparison.folds import chosen, split
+from dlcft.comparison.picture import picture
 from dlcft.store.files import stored_bytes
-from dlcft.update import compare as module
-from dlcft.update.clock import Clock
-from dlcft.update.compare import CLOSED_FORM, Comparison, compare
-from dlcft.update.compared_picture import picture
-from dlcft.update.folds import chosen, split
 from tests.support.digits import turned
 
 SMALL = {"random_features": 60, "tangent_features": 60, "depth_features": 60}
@@ -167,7 +167,7 @@ def test_wrong_arguments(options, words):
 
 def test_a_clock_corrects_its_guess(monkeypatch):
     now, told = [0.0], []
-    monkeypatch.setattr("dlcft.update.clock.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("dlcft.comparison.clock.time.perf_counter", lambda: now[0])
     clock = Clock({"first": 10.0, "second": 30.0}, told.append)
     now[0] = 20.0  # twice as long as was guessed
     clock.tell("first", 1.0)

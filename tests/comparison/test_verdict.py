@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from dlcft.update.verdict import Answers, ahead, recommended, share_right, weights
+from dlcft.comparison.verdict import Answers, ahead, recommended, share_right, weights
 
 SAMPLES = 400
 SAME = torch.ones(SAMPLES, dtype=torch.float64)

@@ -12,6 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dlcft.comparison.clock import Clock, Report
+from dlcft.comparison.crossed import CrossValidation, Data, from_plain, groups, guessed, is_crossed
+from dlcft.comparison.folds import chosen, split
+from dlcft.comparison.verdict import RULE, Answers, ahead, recommended, share_right, weights
 from dlcft.data.images import Preprocess
 from dlcft.data.labels import Labels
 from dlcft.data.samples import Samples, to_device
@@ -22,11 +26,7 @@ from dlcft.learner.learner import Learner
 from dlcft.learner.records import Learned
 from dlcft.methods.recipes import RECIPES, Recipe, named_recipe
 from dlcft.store.files import stored_bytes
-from dlcft.update.clock import Clock, Report
-from dlcft.update.crossed import CrossValidation, Data, from_plain, groups, guessed, is_crossed
-from dlcft.update.folds import chosen, split
 from dlcft.update.forecast import TEST_BATCH, fresh_peak, learning_seconds, measure_learning, peak_since
-from dlcft.update.verdict import RULE, Answers, ahead, recommended, share_right, weights
 
 CLOSED_FORM = tuple(name for name, recipe in RECIPES.items() if recipe.closed_form)
 TRAINED = ("none", "dlcft")  # in one batch, methods with a memory train as `none` does: there is no past yet
