@@ -11,7 +11,7 @@ from collections.abc import Callable
 from cyclopts import App, CycloptsError, Parameter
 
 from dlcft import __version__
-from dlcft.cli import bench, model, paper
+from dlcft.cli import bench, model, paper, versions
 from dlcft.cli.arguments import FAILURES, warn
 from dlcft.cli.compare import compare
 from dlcft.cli.demo import demo
@@ -24,9 +24,9 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "update": model.update,
     "predict": model.predict,
     "evaluate": model.evaluate,
-    "history": model.history,
-    "rollback": model.rollback,
-    "forget": model.forget,
+    "history": versions.history,
+    "rollback": versions.rollback,
+    "forget": versions.forget,
     "export": export,
     "run": bench.run,
     "reproduce": paper.reproduce,

@@ -7,11 +7,21 @@ import json
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Annotated, Any, TextIO
 from unicodedata import category
+
+from cyclopts import Parameter
 
 # errors that end a command with one sentence; of RuntimeErrors, those about memory
 FAILURES = (ValueError, TypeError, OSError, ImportError, FloatingPointError, MemoryError, RuntimeError)
+Model = Annotated[Path, Parameter(help="The directory of the model.")]
+Json = Annotated[bool, Parameter(name="--json", help="Print JSON.")]
+_OWN = "A module of your own that defines the model's method or curvature; may be repeated."
+Import = Annotated[list[str] | None, Parameter(name="--import", help=_OWN)]
+_REPEATED = "The model's backbone, repeated, where its name imports or downloads something (module:factory, timm:, …)."
+Backbone = Annotated[str | None, Parameter(help=_REPEATED)]
+_MOVED = "Where the backbone's file of weights is now, if it was moved; it must hold the same network."
+Weights = Annotated[str | None, Parameter(help=_MOVED)]
 _TURNING = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 
 

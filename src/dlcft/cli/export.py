@@ -9,8 +9,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from dlcft.cli.arguments import apart, import_own, say, warn
-from dlcft.cli.model import Backbone, Import, Json, Model
+from dlcft.cli.arguments import Backbone, Import, Json, Model, apart, import_own, say, warn
 from dlcft.cli.opening import open_learner, open_store
 from dlcft.pages import in_bytes
 

@@ -1,4 +1,4 @@
-"""Commands on a model directory: update, predict, evaluate, history, rollback, forget."""
+"""Commands that a model learns and answers by: update, predict, evaluate."""
 
 from __future__ import annotations
 
@@ -14,7 +14,22 @@ from cyclopts import Parameter
 
 from dlcft import __version__
 from dlcft.cli.answers import predictions, write_rows
-from dlcft.cli.arguments import FAILURES, apart, import_own, in_number, positive, printable, say, setting, warn
+from dlcft.cli.arguments import (
+    FAILURES,
+    Backbone,
+    Import,
+    Json,
+    Model,
+    Weights,
+    apart,
+    import_own,
+    in_number,
+    positive,
+    printable,
+    say,
+    setting,
+    warn,
+)
 from dlcft.cli.opening import (
     First,
     going_on,
@@ -26,29 +41,18 @@ from dlcft.cli.opening import (
     unbound,
 )
 from dlcft.cli.told import print_update, say_evaluation, say_incoming
-from dlcft.cli.tracking import UNLOGGED, Tracking, check_tracking, followed, told, tracked
+from dlcft.cli.tracking import UNLOGGED, Tracking, check_tracking, told, tracked
 from dlcft.cli.workers import started_again
 from dlcft.pages import in_bytes, in_seconds
 
 if TYPE_CHECKING:
     from dlcft.data.samples import Samples
     from dlcft.learner.learner import Learner
-    from dlcft.learner.records import Record
-    from dlcft.store.store import Store
     from dlcft.update.update import Update
 
-Model = Annotated[Path, Parameter(help="The directory of the model.")]
-Json = Annotated[bool, Parameter(name="--json", help="Print JSON.")]
-_OWN = "A module of your own that defines the model's method or curvature; may be repeated."
-Import = Annotated[list[str] | None, Parameter(name="--import", help=_OWN)]
-_REPEATED = "The model's backbone, repeated, where its name imports or downloads something (module:factory, timm:, …)."
-Backbone = Annotated[str | None, Parameter(help=_REPEATED)]
-_MOVED = "Where the backbone's file of weights is now, if it was moved; it must hold the same network."
-Weights = Annotated[str | None, Parameter(help=_MOVED)]
 _BUDGETS = (1000, 2500, 5000, 10_000)  # features whose costs a dry run tells
 _GATE = 3  # exit code when a gate has kept the new version from becoming current
 _SKIPPED = 4  # exit code when an input could not be read
-_LEFT = 5  # exit code when a file that may know forgotten samples could not be deleted
 
 
 def update(
@@ -273,126 +277,6 @@ def evaluate(
         print(json.dumps(told | {"per_label": {str(label): counts for label, counts in labels.items()}}))
         return
     say_evaluation(result, {str(label): counts for label, counts in labels.items()}, set(map(str, learner.labels())))
-
-
-def history(*, model: Model, as_json: Json = False) -> None:
-    """Show the tasks that a model has learned, and the versions that are kept.
-
-    Example: dlcft history --model scenes
-    """
-    from dlcft.learner.state import check_header, read_history
-
-    store = open_store(model)
-    manifest, records = store.look(), read_history(store)
-    for v in manifest.versions:
-        check_header(v.header, model)
-    kept: list[dict[str, Any]] = [
-        {
-            "version": v.number,
-            "tasks": v.header["tasks"],
-            "created": v.created,
-            "bytes": v.bytes,
-            "current": v.number == manifest.number,
-            "accepted": v.accepted,
-        }
-        for v in manifest.versions
-    ]
-    if as_json:
-        print(json.dumps({"tasks": [record.to_dict() for record in records], "versions": kept}))
-        return
-    for record in records:
-        say(_told(record))
-    for row in kept:
-        said = " (current)" if row["current"] else "" if row["accepted"] else " (kept aside by a gate)"
-        facts = f"{in_number(row['tasks'], 'task')}, {row['created']}, {in_bytes(row['bytes'])}"
-        say(f"version {row['version']}{said}: {facts}")
-
-
-def rollback(*, model: Model, version: int | None = None, mlflow: str | None = None) -> None:
-    """Go back to the version before, or to any that is kept.
-
-    Exit code 6 says that this was done, but MLflow could not be told.
-
-    Example: dlcft rollback --model scenes
-
-    Args:
-        version: Which; by default the one that the current version was learned from.
-        mlflow: The address of an MLflow server or database, to move the alias champion there; needs the extra
-            dlcft[mlflow].
-    """
-    if mlflow is not None:
-        check_tracking(mlflow)
-    store = open_store(model)
-    say(f"version {store.rollback(version)} is current.")
-    if mlflow is not None:
-        registered = followed(store, mlflow)
-        if registered is None:
-            raise SystemExit(UNLOGGED)
-        say(told(registered))
-
-
-def forget(
-    *,
-    model: Model,
-    data: Path | None = None,
-    weight: float | None = None,
-    keep: int = 2,
-    backbone: Backbone = None,
-    weights: Weights = None,
-    import_: Import = None,
-) -> None:
-    """Forget samples as if they had never been learned: exact, for closed-form methods.
-
-    Exit code 5 says that an old version could not be deleted.
-
-    Example: dlcft forget --model scenes --data complaints/
-
-    Args:
-        data: The same images with the same labels as when they were learned. Without it, only versions are removed.
-        weight: The weight of each of them, if they are a part of the sample that came with an adopted classifier.
-        keep: How many versions stay on disk. Older versions may still know the samples: use 1 to have them gone.
-    """
-    positive("--keep", keep)
-    if data is None:
-        store = open_store(model)
-        gone = ", ".join(map(str, store.prune(keep)))
-        say(f"removed {f'version {gone}' if gone else 'nothing'}; version {store.look().number} is current.")
-        _check_deleted(store)
-        return
-    import_own(import_ or ())
-    store = open_store(model)
-    learner = open_learner(store, backbone=backbone, weights=weights)
-    samples = learner.samples(data)
-    learner.forget(samples, weight=weight)
-    still = learner.learned_before(samples)
-    version = learner.save(keep=keep)
-    older = ", ".join(str(kept.number) for kept in store.look().versions if kept.number != version)
-    only = f"dlcft forget --model {model} --keep 1"
-    also = f" The kept version {older} may still know them; {only} leaves the current one alone." if older else ""
-    twice = "" if still is None else f" They were learned more than once, and count as of task {still + 1} still."
-    say(f"forgot {len(samples)} samples; version {version} is current.{twice}{also}")
-    _check_deleted(store)
-
-
-def _check_deleted(store: Store) -> None:
-    """End with an exit code of its own where a file that may know forgotten samples could not be deleted."""
-    if left := store.leftovers():
-        warn(f"{', '.join(left)} in {store.directory} could not be deleted, and may still know forgotten samples.")
-        raise SystemExit(_LEFT)
-
-
-def _told(record: Record) -> str:
-    """One line on a record."""
-    from dlcft.learner.records import Adopted, Forgotten
-
-    if isinstance(record, Forgotten):
-        return f"forgot {record.samples} samples"
-    if isinstance(record, Adopted):
-        return f"task 1: a classifier of {record.labels} labels, adopted with {record.samples} samples"
-    accuracy, increase = record.notes.get("accuracy"), record.predicted_increase
-    said = "" if accuracy is None else f", {accuracy:.2%} on the holdout of then"
-    said += "" if increase is None else f", old loss {increase:+.4g} by the memory"
-    return f"task {record.task + 1}: {record.samples} samples{said}"
 
 
 def _refuse_learned(learner: Learner, samples: Samples, data: Path, model: Path) -> None:

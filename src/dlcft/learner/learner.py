@@ -26,14 +26,15 @@ from dlcft.learner.display import Report
 from dlcft.learner.gathering import fingerprint as fingerprint_of
 from dlcft.learner.heads import Heads
 from dlcft.learner.learning import Learning
+from dlcft.learner.merging import check_mergeable
 from dlcft.learner.records import Adopted, Forgotten, Learned, Record
 from dlcft.learner.state import as_written, check_current, read_learner, refuse_unimported, write_learner
 from dlcft.learner.train import augmented
 from dlcft.methods.base import Method
-from dlcft.methods.recipes import RECIPES, Recipe, described, named_recipe, nearest_recipe, own_recipe
+from dlcft.methods.recipes import RECIPES, Recipe, as_recipe, described
 from dlcft.methods.settings import SCENARIOS, Features, Scenario
 from dlcft.network import workers
-from dlcft.network.classifier import Classifier, learned_state
+from dlcft.network.classifier import Classifier
 from dlcft.network.inputs import Input
 from dlcft.network.linearize import Selection
 from dlcft.network.pooled import with_features
@@ -97,7 +98,7 @@ class Learner(Learning):
             raise ValueError(
                 f"seed is {seed!r} and amp {amp!r}; a whole number from 0 on, and a truth value, are needed."
             )
-        self.recipe = _recipe(method, settings)
+        self.recipe = as_recipe(method, settings)
         self.method = self.recipe.make_method(scenario)
         for name, why in self.method.unused().items():
             if name in settings:
@@ -322,27 +323,7 @@ class Learner(Learning):
             raise TypeError(f"merge takes another Learner, not a {type(other).__name__}.")
         if other is self:
             raise ValueError("a learner cannot be merged with itself; that would count everything twice.")
-        if self._builder.started is not None and other._builder.started is not None:
-            raise ValueError(
-                "both learners hold the first task, which has trained their network (start='first-task'); merged, it "
-                "would count twice."
-            )
-        ours, theirs = self._shared(), other._shared()
-        own, others = nearest_recipe(self.recipe), nearest_recipe(other.recipe)
-        if ours != theirs and own != others:
-            raise ValueError(f"the other learner has another method, {others} in place of {own}.")
-        for name in ours | theirs:
-            if ours.get(name) != theirs.get(name):
-                raise ValueError(
-                    f"the other learner has another {name}, {theirs.get(name)!s:.50} in place of "
-                    f"{ours.get(name)!s:.50}; settings, scenario, backbone, preprocessing and train= must be the same."
-                )
-        both = self._model is not None and other._model is not None and self.recipe.closed_form
-        if both and not _same_features(self.model, other.model):
-            raise ValueError(
-                "the other learner has another seed or direction; both must look at the same features "
-                "(direction='random' does not depend on data)."
-            )
+        check_mergeable(self, other)
         labels, places = {}, {}
         for head, new in other._heads.labels.items():
             labels[head] = self._heads.extended(head, new.names)
@@ -584,30 +565,6 @@ class Learner(Learning):
             )
         return to_device(x, self.device, dtype=self._builder.dtype)
 
-    def _shared(self) -> dict[str, Any]:
-        """The properties that two merged learners must share."""
-        own = {"scenario": self.scenario, "backbone": self._builder.fingerprint, "preprocessing": self.preprocess}
-        start = None if self._builder.started is None else fingerprint(self._builder.started)
-        return {
-            "method": type(self.method),
-            **self.recipe.settings,
-            **own,
-            "train": self._builder.train,
-            "network after the first task": start,
-        }
-
-
-def _recipe(method: str | Method | Recipe, settings: Mapping[str, Any]) -> Recipe:
-    if isinstance(method, str):
-        return named_recipe(method, settings)
-    if isinstance(method, type) and issubclass(method, Method):
-        method = method()
-    if isinstance(method, Method):
-        return own_recipe(method).with_settings(settings, type(method).__name__)
-    if not isinstance(method, Recipe):
-        raise TypeError(f"method is {method!r}; it must be a name, a Method or a Recipe.")
-    return method.with_settings(settings)
-
 
 def _finite(outputs: Tensor) -> Tensor:
     """Refuse outputs that are no numbers: the largest of them would still be some label."""
@@ -618,9 +575,3 @@ def _finite(outputs: Tensor) -> Tensor:
             "the network computes them in its own precision."
         )
     return outputs
-
-
-def _same_features(model: Classifier, other: Classifier) -> bool:
-    """Whether two classifiers look at the same features."""
-    mine, theirs = learned_state(model.backbone), learned_state(other.backbone)
-    return mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)

@@ -192,6 +192,19 @@ def described(recipe: Recipe) -> str:
     return ", ".join([repr(name), *changed])
 
 
+def as_recipe(method: str | Method | Recipe, settings: Mapping[str, Any]) -> Recipe:
+    """The recipe of a name, a method of one's own, or a recipe, with settings changed."""
+    if isinstance(method, str):
+        return named_recipe(method, settings)
+    if isinstance(method, type) and issubclass(method, Method):
+        method = method()
+    if isinstance(method, Method):
+        return own_recipe(method).with_settings(settings, type(method).__name__)
+    if not isinstance(method, Recipe):
+        raise TypeError(f"method is {method!r}; it must be a name, a Method or a Recipe.")
+    return method.with_settings(settings)
+
+
 def own_recipe(method: Method) -> Recipe:
     """The recipe of a method that is given as an object: fixed features for closed form, else a linearised network."""
     if method.closed_form:
