@@ -158,3 +158,55 @@ def test_a_strict_model_keeps_its_head_as_trained():
     for seed in (1, 2):
         learner.learn(data([0, 1, 2], seed=seed), progress=False)
     assert learner.evaluate(TASK)["accuracy"] == 1
+
+
+@pytest.mark.parametrize("train", [None, "out"])
+def test_kept_values_change_nothing_but_rounding(train, caplog):
+    caplog.set_level("INFO", "dlcft")
+    learners = [make("dlcft", "data-il", epochs=3, batch_size=8, start="pretrained", train=train) for _ in range(3)]
+    for learner, gb in zip(learners, (0, 1, 1), strict=True):
+        learner.learn(TASK, progress=False, cache_gb=gb)
+        learner.learn(data([0, 1, 2], seed=3), progress=False, cache_gb=gb)
+    assert caplog.text.count("are kept in") == 4
+    without, kept, again = map(weights, learners)
+    for name in without:
+        torch.testing.assert_close(kept[name], without[name], rtol=1e-3, atol=1e-5)
+        assert torch.equal(kept[name], again[name])
+
+
+@pytest.mark.parametrize(
+    ("settings", "gb", "reason"),
+    [
+        ({"augment": "flip"}, 1, "augment='none'"),
+        ({"amp": True}, 1, "full precision"),
+        ({}, 1e-9, "GB are allowed"),
+        ({"epochs": 1}, 1, ""),
+    ],
+)
+def test_values_are_not_kept_where_that_would_be_wrong_or_too_much(settings, gb, reason, caplog):
+    caplog.set_level("INFO", "dlcft")
+    learner = make("dlcft", **{"epochs": 2, "batch_size": 8} | settings)
+    learner.learn(TASK, progress=False, cache_gb=gb)
+    assert "are kept in" not in caplog.text
+    assert reason in caplog.text
+
+
+def test_samples_that_differ_each_time_are_not_kept(caplog):
+    class Noisy(torch.utils.data.Dataset):
+        def __len__(self):
+            return 12
+
+        def __getitem__(self, index):
+            return torch.randn(TASK[0].shape[1:]), index % 3
+
+    caplog.set_level("INFO", "dlcft")
+    make("dlcft", epochs=2, batch_size=4).learn(Noisy(), progress=False, cache_gb=1)
+    assert "differ each time they are read" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("method", "gb", "message"), [("ridge", 1, "read each sample once"), ("dlcft", -1, r"cache_gb is -1; 0 or more")]
+)
+def test_a_cache_that_makes_no_sense_is_refused(method, gb, message):
+    with pytest.raises(ValueError, match=message):
+        make(method).learn(TASK, progress=False, cache_gb=gb)

@@ -75,6 +75,7 @@ def update(
     keep: int = 2,
     restart: bool = False,
     again: bool = False,
+    cache_gb: float = 0.0,
     page: Path | None = None,
     mlflow: str | None = None,
     dry_run: bool = False,
@@ -114,6 +115,8 @@ def update(
         restart: Begin anew where an update was interrupted, instead of continuing it.
         again: Learn data that was learned before once more, so that it counts twice. The same data in another order or
             form (images and arrays) is not recognised.
+        cache_gb: For trained methods: so much memory, in GB, may hold what the frozen network computes for the samples,
+            so that epochs are shorter.
         page: The HTML file for the report; by default one beside the model's directory.
         mlflow: The address of an MLflow server or database, to log the update and register its version there; needs the
             extra dlcft[mlflow].
@@ -158,6 +161,7 @@ def update(
             if gates.given:
                 say("nothing was known before: gates count from the next update on", to=sys.stderr)
         options: dict[str, Any] = {"holdout": held_out, **asdict(gates), "keep": keep, "resume": not restart}
+        options["cache_gb"] = cache_gb
         with nothing_left_behind(model, learner), going_on():
             done = learn_update(learner, samples, directory=model, **options)
     try:

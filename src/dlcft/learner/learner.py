@@ -228,6 +228,7 @@ class Learner(Learning):
         progress: bool | Report = True,
         resume: bool = True,
         shares: bool = False,
+        cache_gb: float = 0.0,
     ) -> None:
         """Learn one task; its data is not kept.
 
@@ -242,6 +243,9 @@ class Learner(Learning):
             resume: False to begin anew where a run was interrupted.
             shares: with several workers (see docs/many-machines.md), whether each brings its own part of the data, or
                 None; by default all bring the same, and each reads a part of it. For closed-form methods.
+            cache_gb: the most memory, in units of 10⁹ bytes, that may hold what the frozen network computes for each
+                sample. Epochs of a linearised network without augmentation are then shorter (docs/cost.md); the log
+                says if it does not fit. The data must be the same each time it is read.
 
         Raises:
             ValueError: when the data does not fit, or brings labels that may not be new.
@@ -249,10 +253,14 @@ class Learner(Learning):
         """
         if shares and not self.recipe.closed_form:
             raise ValueError("shares=True is for closed-form methods; for others give all workers the same data.")
+        if not cache_gb >= 0:
+            raise ValueError(f"cache_gb is {cache_gb!r}; 0 or more is needed.")
+        if cache_gb and self.recipe.closed_form:
+            raise ValueError("cache_gb is for trained methods; closed-form methods read each sample once.")
         name = self._heads.to_learn(head)
         streams = any(workers.gathered(is_stream(data)))
         given = self._stream_of(data, shares) if streams else self._gathered(data, shares)
-        self._learn({name: given}, progress, resume)
+        self._learn({name: given}, progress, resume, 1e9 * cache_gb)
 
     def learn_jointly(self, tasks: Mapping[str, Any], *, progress: bool | Report = True) -> None:
         """Learn several tasks at once, each on its own head: the upper bound of "task-il".

@@ -124,7 +124,7 @@ class Learning:
         reading: dict[str, Any] = {"preprocess": self._reading, "tokenizer": self.tokenizer}
         return gathered_stream(Stream(() if data is None else data, shares=shares, **reading))
 
-    def _learn(self, tasks: dict[str, Gathered], progress: bool | Report, resume: bool) -> None:
+    def _learn(self, tasks: dict[str, Gathered], progress: bool | Report, resume: bool, cache: float = 0.0) -> None:
         labels = {head: self._heads.extended(head, given.labels) for head, given in tasks.items()}
         with ExitStack() as held:
             with workers.together():
@@ -135,7 +135,7 @@ class Learning:
                         self.store.clear_progress()
             before, learned = self._snapshot(), False
             try:
-                record = self._learn_samples(tasks, labels, progress)
+                record = self._learn_samples(tasks, labels, progress, cache)
                 learned = True
             finally:
                 if not learned:  # whatever the reason, an interruption among them
@@ -143,7 +143,9 @@ class Learning:
         self.history.append(workers.from_first(record))
         self.tasks, self.ahead = self.tasks + 1, True
 
-    def _learn_samples(self, tasks: dict[str, Gathered], labels: dict[str, Labels], progress: bool | Report) -> Learned:
+    def _learn_samples(
+        self, tasks: dict[str, Gathered], labels: dict[str, Labels], progress: bool | Report, cache: float
+    ) -> Learned:
         began, data = time.perf_counter(), fingerprint_of(tasks)
         notes = None if self.store is None or self.ahead else ProgressNotes(self.store, data)
         options: dict[str, Any] = {"amp": self.amp, "notes": notes}
@@ -159,7 +161,7 @@ class Learning:
         todo = [self._task(head, given, labels[head]) for head, given in tasks.items()]
         settings, streams = self.recipe.training, self._stream
         loop = TrainingLoop(self._model, self.method, settings, streams, self.tasks, reporter(progress), **options)
-        loop.started = started
+        loop.started, loop.cache = started, cache
         self.method.learn(todo, loop)
         totals = [t.batches.total if isinstance(t.batches, StreamBatches) else t.samples for t in todo]
         count, training = sum(totals), seconds + loop.seconds

@@ -12,12 +12,14 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._pytree import tree_leaves
 
 from dlcft.curvature.losses import ScaledMSE
 from dlcft.data.augment import Augmentation
@@ -32,6 +34,7 @@ from dlcft.network import workers
 from dlcft.network.classifier import Classifier
 from dlcft.network.inputs import Input, reference
 from dlcft.network.linearize import Linearized
+from dlcft.network.values import NotKept, Values
 
 log = logging.getLogger("dlcft")
 
@@ -73,6 +76,7 @@ class Run:
         batchnorm: whether BatchNorm learns its statistics.
         first: whether it is the first task.
         prefix: of the settings' names in messages.
+        cache: the most bytes of frozen layers' values that are kept.
     """
 
     def __init__(
@@ -87,9 +91,10 @@ class Run:
         batchnorm: bool = False,
         first: bool = False,
         prefix: str = "",
+        cache: float = 0.0,
     ) -> None:
         self.model, self.method, self.tasks, self.settings, self.streams = model, method, tasks, settings, streams
-        self.amp, self.batchnorm, self.prefix = amp, batchnorm, prefix
+        self.amp, self.batchnorm, self.prefix, self.cache = amp, batchnorm, prefix, cache
         self.device = reference(model).device
         heads = [head for task in tasks for head in method.heads(task)]
         self.params = {name: p for head in heads for name, p in model.params(head).items()}
@@ -98,6 +103,7 @@ class Run:
         self.steps = settings.steps or settings.epochs * self.epoch_steps
         self.steps *= settings.first_times if first else 1
         self.position = Position()
+        self.values: Values | None = None
 
     def to_end(self, report: Report, number: int, note: Callable[[], None] = lambda: None) -> list[float]:
         """Train to the end.
@@ -114,6 +120,7 @@ class Run:
             FloatingPointError: when the objective stops being finite.
         """
         at, epochs = self.position, -(-self.steps // self.epoch_steps)
+        self.values = self._keep_values() if self.cache and self.steps > self.epoch_steps else None
         if self.settings.careful and at == Position():
             at.lr = self._careful_lr()
         self.model.eval()  # dropout too: its randomness would not be of the position alone
@@ -187,9 +194,39 @@ class Run:
         last = done >= self.steps - self.epoch_steps
         y = data.y[indices[places]].to(self.device)
         batch = Batch(x, original, y, self.position.epoch, generator, last, share > 0)
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.amp):
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.amp), self._recalling(x, indices):
             objective = self.method.objective(task, batch)
         return objective if workers.count() == 1 else share * objective, batch
+
+    def _keep_values(self) -> Values | None:
+        """The values of the frozen layers for all samples, by one pass over them; None if they are not kept."""
+        (task, *others), backbone = self.tasks, self.model.backbone
+        whole = self.settings.augment == "none" and not self.amp and not others and workers.count() == 1
+        if not isinstance(backbone, Linearized) or not whole:
+            log.info(
+                "values of frozen layers are not kept: that is for one task on a linearised network, with "
+                "augment='none', in full precision and one process"
+            )
+            return None
+        few = torch.arange(min(64, task.samples))
+        assert isinstance(task.batches, Batches)
+        one, other = (tree_leaves(task.batches.samples.fetch(few)) for _ in range(2))
+        if not all(map(torch.equal, one, other)):
+            log.info("values of frozen layers are not kept: the samples differ each time they are read")
+            return None
+        try:
+            values = Values(backbone, (x for x, _ in task.batches), task.samples, self.cache)
+        except NotKept as why:
+            log.info("values of frozen layers are not kept: %s", why)
+            return None
+        log.info("values of frozen layers are kept in %.2f GB", values.bytes / 1e9)
+        return values
+
+    def _recalling(self, x: Input, indices: Tensor) -> AbstractContextManager[None]:
+        if self.values is None or not isinstance(x, Tensor):
+            return nullcontext()
+        assert isinstance(self.model.backbone, Linearized)
+        return self.model.backbone.recalling(x, self.values, indices.to(x.device))
 
     def _gradients(self, task: Task, indices: Tensor, done: int) -> tuple[float, Batch]:
         """The objective's value on a batch, its gradients in the parameters, and the batch."""
@@ -264,6 +301,7 @@ class TrainingLoop:
         amp: see `Run`.
         notes: where progress is noted, if anywhere.
         prefix: see `Run`.
+        cache: see `Run`.
         started: whether the first task has trained the plain network, so that only its heads are to be solved.
         curve: the mean objective of every epoch, once trained.
         seconds: of starting the heads and training.
@@ -280,6 +318,7 @@ class TrainingLoop:
     amp: bool = False
     notes: ProgressNotes | None = None
     prefix: str = ""
+    cache: float = 0.0
     started: bool = False
     curve: list[float] = field(default_factory=list)
     seconds: float = 0.0
@@ -313,7 +352,7 @@ class TrainingLoop:
                 "with several workers BatchNorm cannot learn its statistics; take batchnorm='frozen', and for "
                 "linearised and closed-form methods start='pretrained'."
             )
-        options = {"amp": self.amp, "batchnorm": batchnorm, "first": self.first}
+        options: dict[str, Any] = {"amp": self.amp, "batchnorm": batchnorm, "first": self.first, "cache": self.cache}
         run = Run(self.model, self.method, tasks, self._training, self.streams, prefix=self.prefix, **options)
         if self.notes is None:
             self.curve = run.to_end(self.report, self.number)

@@ -8,8 +8,9 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.autograd.forward_ad as forward_ad
@@ -30,6 +31,36 @@ def forward_mode_kernels() -> Iterator[None]:
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast_path)
+
+
+Compute = Callable[[Tensor], Tensor]
+
+
+class Passing(Protocol):
+    """Whoever gives the values of layers in a pass through a network, in place of the layers themselves."""
+
+    def layer(self, x: Tensor, compute: Compute, carries: bool, learns: bool) -> tuple[Tensor, Tensor]:
+        """A layer's input and value.
+
+        Args:
+            x: the input that the layer is given.
+            compute: gives the value of an input.
+            carries: whether the input has a tangent.
+            learns: whether the layer's parameters have one.
+        """
+
+
+_PASSING: ContextVar[Passing | None] = ContextVar("passing", default=None)
+
+
+@contextmanager
+def passing(by: Passing | None) -> Iterator[None]:
+    """Inside this context the layers' values are those of `by`; None for the layers' own."""
+    token = _PASSING.set(by)
+    try:
+        yield
+    finally:
+        _PASSING.reset(token)
 
 
 def without_mkldnn() -> AbstractContextManager[None]:
@@ -67,7 +98,12 @@ def _layer(func: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None,
     x, dx = forward_ad.unpack_dual(input)
     weight, dweight = forward_ad.unpack_dual(weight)
     bias, dbias = (None, None) if bias is None else forward_ad.unpack_dual(bias)
-    value = func(x, weight, bias, *args, **kwargs)
+    by = _PASSING.get()
+    if by is None:
+        value = func(x, weight, bias, *args, **kwargs)
+    else:
+        learns = dweight is not None or dbias is not None
+        x, value = by.layer(x, lambda given: func(given, weight, bias, *args, **kwargs), dx is not None, learns)
     if func is F.conv2d and dx is not None and dweight is not None and _plain(args, kwargs):
         return forward_ad.make_dual(value, _ConvolutionChange.apply(x, dx, weight, dweight, dbias, *args))  # type: ignore[no-any-return]
     change = None
@@ -87,6 +123,22 @@ def _plain(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return complete and not torch.is_autocast_enabled("cpu") and not torch.is_autocast_enabled("cuda")
 
 
+def _adds_in_place(total: Tensor, x: Tensor) -> bool:
+    """Whether oneDNN can add a convolution of x to a tensor in its memory, unseen by whoever records operations."""
+    plain = type(total) is Tensor and total.device.type == "cpu" and total.dtype == torch.float32
+    return (
+        plain
+        and total.dim() == 4
+        and total.numel() > 0
+        and all(t.is_contiguous(memory_format=torch.channels_last) for t in (total, x))
+        and torch._C._get_mkldnn_enabled()
+        and hasattr(torch.ops.mkldnn, "_convolution_pointwise_")
+        and torch._C._len_torch_dispatch_stack() == 0
+        and not torch._C._functorch.is_functorch_wrapped_tensor(total)
+        and not torch._C._get_tracing_state()
+    )
+
+
 class _ConvolutionChange(torch.autograd.Function):
     """`conv(x; ΔW, Δb) + conv(Δx; W)`, which keeps x for the backward pass but not Δx.
 
@@ -98,7 +150,13 @@ class _ConvolutionChange(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, dx: Tensor, weight: Tensor, dweight: Tensor, dbias: Tensor | None, *how: Any) -> Tensor:
-        return F.conv2d(dx, weight, None, *how) + F.conv2d(x, dweight, dbias, *how)
+        carried = F.conv2d(dx, weight, None, *how)
+        if not _adds_in_place(carried, x):
+            return carried + F.conv2d(x, dweight, dbias, *how)
+        stride, padding, dilation, groups = how
+        geometry = (padding, stride, dilation, groups)
+        torch.ops.mkldnn._convolution_pointwise_(carried, x, dweight, dbias, *geometry, "add", 1.0, None, [], None)
+        return carried
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import copy
 import difflib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -22,9 +23,10 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_map_only
 
-from dlcft.network.forward_mode import LeavesTorch, forward_mode_kernels
+from dlcft.network.forward_mode import LeavesTorch, forward_mode_kernels, passing
 from dlcft.network.inputs import AnyLayout, functional_call, use_channels_last
 from dlcft.network.prepare import drop_caches, require_statistics
+from dlcft.network.values import Values
 
 Selection = Callable[[str], bool] | Iterable[str] | str | None
 
@@ -88,6 +90,7 @@ class Linearized(Frozen):
         use_channels_last(self.base)
         parameters = dict(self.base.named_parameters())
         self.delta = _tree({name: torch.zeros_like(parameters[name]) for name in select(parameters, train)})
+        self._recalled: tuple[Tensor, Values, Tensor] | None = None
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """The value and the first-order change, added."""
@@ -109,8 +112,11 @@ class Linearized(Frozen):
                     "in evaluation mode; call eval() on it."
                 )
         self._decide_in_place(args, kwargs)
+        recalled = self._recalled
+        by = recalled[1].of(recalled[2]) if recalled and args and args[0] is recalled[0] else None
         try:
-            return self._split(args, kwargs)
+            with passing(by):
+                return self._split(args, kwargs)
         except torch.OutOfMemoryError:
             raise
         except (RuntimeError, LeavesTorch) as error:
@@ -120,6 +126,26 @@ class Linearized(Frozen):
             kind = type(self.base.get_submodule(name)).__name__
             why = str(error).strip().split("\n")[0].split(". ")[0].rstrip(".")
             raise ValueError(f"cannot linearise {name or 'the network'!r} ({kind}): {why}.") from error
+
+    @contextmanager
+    def recalling(self, x: Tensor, values: Values, indices: Tensor) -> Iterator[None]:
+        """Inside this context a call with `x` itself computes no values, but takes those that were kept of it.
+
+        Args:
+            x: a batch.
+            values: of the data set that it is from.
+            indices: its samples' places there.
+        """
+        self._recalled = x, values, indices
+        try:
+            yield
+        finally:
+            self._recalled = None
+
+    def change_by(self, delta: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        """`J(x)·delta` for another delta."""
+        self._decide_in_place((x,), {})
+        return self._split((x,), {}, delta)[1]
 
     def extra_repr(self) -> str:
         """How many parameters are trainable."""
@@ -147,7 +173,10 @@ class Linearized(Frozen):
             outputs(True)
         self._in_place = []
 
-    def _split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    def _split(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], delta: Mapping[str, Tensor] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        delta = dict(self.delta.named_parameters()) if delta is None else delta
         base = dict(self.base.named_parameters())
         recorded = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
         with (
@@ -156,7 +185,7 @@ class Linearized(Frozen):
             forward_mode_kernels(),
             forward_ad.dual_level(),
         ):
-            duals = {name: forward_ad.make_dual(base[name], d) for name, d in self.delta.named_parameters()}
+            duals = {name: forward_ad.make_dual(base[name], d) for name, d in delta.items()}
             chosen = choose_output(functional_call(self.base, duals, args, kwargs), self.output)
             value, tangent = forward_ad.unpack_dual(chosen)
         if tangent is None:

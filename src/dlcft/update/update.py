@@ -127,6 +127,7 @@ def update(
     max_doubtful: float | None = None,
     keep: int = 2,
     resume: bool = True,
+    cache_gb: float = 0.0,
 ) -> Update:
     """Learn new data and save the result where the learner lives.
 
@@ -145,6 +146,7 @@ def update(
         max_doubtful: new samples whose label is doubtful.
         keep: how many versions stay.
         resume: see `Learner.learn`.
+        cache_gb: see `Learner.learn`.
 
     Raises:
         ValueError: when a gate is given without held-out samples, or is no share.
@@ -173,7 +175,7 @@ def update(
     if learner.directory is None and not learner.recipe.closed_form:
         learner.save(place)  # so that training, which may take long, can be continued after a kill
     started = time.perf_counter()
-    learner.learn(samples, resume=resume)
+    learner.learn(samples, resume=resume, cache_gb=cache_gb)
     learner.solve()
     seconds = time.perf_counter() - started
     if held_out is not None:
