@@ -45,7 +45,11 @@ class Spread:
         return cls(median, low, high)
 
     def __str__(self) -> str:
-        return f"{self.median:.2f} ({self.low:.2f}–{self.high:.2f})"
+        return f"{self:.2f}"
+
+    def __format__(self, how: str) -> str:
+        median, low, high = (format(value, how or ".2f") for value in (self.median, self.low, self.high))
+        return f"{median} ({low}–{high})"
 
 
 @dataclass(frozen=True)
