@@ -35,6 +35,12 @@ METHODS = {
     "dlcft-kfac": {"epochs": 1},
 }
 
+SAID = {
+    "tangent": ", which needs a backward pass",
+    "none": ", a plain network",
+    "dlcft-kfac": ", linearised: value and change",
+}
+
 
 def session(content: bytes | str) -> Callable[[Tensor], object]:
     options = onnxruntime.SessionOptions()
@@ -81,7 +87,7 @@ def compare(title: str, backbone: nn.Module, pixels: int, methods: list[str], ro
             times = timed({"model": partial(one, given), "plain": partial(other, given)}, rounds)
             ratios.append(str(times.ratio("model", "plain")))
         size = f"{done.bytes / (len(content) + head):.2f}"
-        name = f"`{method}`" if rows else f"{title}: `{method}`"
+        name = f"{'' if rows else f'{title}: '}`{method}`{SAID.get(method, '')}"
         rows.append([name, f"{learner.model.feature_count:,}", size, *ratios, f"{done.difference:.0e}"])
     return rows
 

@@ -95,9 +95,11 @@ def beside_a_loop(output: Output, samples: int, epochs: int, rounds: int) -> Non
     for (name, (backbone, features, data, repeated)), recipe in itertools.product(
         cases.items(), ("none", "none-linear")
     ):
-        loop = {"scenario": "data-il", "batchnorm": "frozen", "epochs": epochs, "batch_size": BATCH}
-        learner = Learner(backbone, recipe, optimizer="sgd", head_start="zero", device="cpu", **loop, **SGD)
         linear = recipe == "none-linear"
+        # nothing but the loop by hand: no schedule, no clipping, no training before the network is linearised
+        loop = {"scenario": "data-il", "batchnorm": "frozen", "epochs": epochs, "batch_size": BATCH}
+        loop |= {"schedule": "constant", "clip": None} | ({"start": "pretrained"} if linear else {})
+        learner = Learner(backbone, recipe, optimizer="sgd", head_start="zero", device="cpu", **loop, **SGD)
         network = Linearized(fold_batchnorm(backbone)) if linear else copy.deepcopy(backbone)
         model = nn.Sequential(network, head(features))
         loss = ScaledMSE().value if linear else F.cross_entropy

@@ -3,8 +3,8 @@
     python benchmarks/workers.py                # the shipped network at 32 pixels, and ResNet-18 at 224: minutes
     python benchmarks/workers.py --quick        # fewer images, one round
 
-One worker and two take turns, each in new processes. The limit is that of this machine: two processes that learn half of
-the images each, and do not know of each other. Exchange is the time inside torch.distributed, waiting for the other
+One worker and two take turns, each in new processes. The limit is that of this machine: two processes that learn half
+of the images each, and do not know of each other. Exchange is the time inside torch.distributed, waiting for the other
 worker included. Bytes are those of the tensors that one worker gives away; gloo sends them about twice (2·(n − 1)/n
 times, for n workers).
 """
