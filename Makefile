@@ -44,8 +44,15 @@ docs: setup
 	$(BIN)/zensical build --strict --clean
 	$(BIN)/python -m pytest -m 'slow or not slow' tests/test_site.py tests/test_paper_to_code.py
 
+# those that keep their tables, which then go into the documents; then those that print alone
+KEPT := linearize curvature exact checkpoint export learner memory startup update workers
+PRINTED := $(filter-out $(KEPT) measure tables,$(basename $(notdir $(wildcard benchmarks/*.py))))
 bench: setup
-	for program in benchmarks/*.py; do $(BIN)/python $$program || exit 1; done
+	for name in $(KEPT); do \
+		$(BIN)/python benchmarks/$$name.py --out results/benchmarks/$$name.json || exit 1; \
+	done
+	$(BIN)/python benchmarks/tables.py
+	for name in $(PRINTED); do $(BIN)/python benchmarks/$$name.py || exit 1; done
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .cache site

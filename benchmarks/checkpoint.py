@@ -13,7 +13,6 @@ loading may hold it twice. Memory is the peak beyond what was there before, in a
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import tempfile
@@ -21,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from measure import medians, peak_memory, table
+from measure import Output, arguments, peak_memory, reported, timed
 from torch import Tensor, nn
 
 from curvature import BATCH, epoch, images
@@ -79,63 +78,58 @@ def load(features: int, directory: Path) -> Callable[[], object]:
     return lambda: Learner.load(directory / str(features), Given(), device="cpu")
 
 
-def closed_form(features: int, directory: Path) -> list[str]:
+def closed_form(features: int, directory: Path, rounds: int) -> list[str]:
     """G in memory and on disk, and what saving and loading take: memory in units of G, and seconds."""
     whole = 8 * features**2
     saving, loading = (peak_memory(prepare, features, directory) for prepare in (save, load))
     learner = Learner.load(directory / str(features), Given(), device="cpu")
-    programs = {"save": lambda: learner.save(keep=1), "load": load(features, directory)}
-    seconds = medians(programs, 3)
+    times = timed({"save": lambda: learner.save(keep=1), "load": load(features, directory)}, rounds)
     size = next((directory / str(features)).glob("*.safetensors")).stat().st_size
-    costs = [f"{saving / whole:.3f}", f"{loading / whole:.3f}", f"{seconds['save']:.2f}", f"{seconds['load']:.2f}"]
+    costs = [f"{saving / whole:.3f}", f"{loading / whole:.3f}", f"{times['save']:.2f}", f"{times['load']:.2f}"]
     return [f"{features:,}", f"{whole / 1e6:.0f}", f"{size / 1e6:.0f}", *costs]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a tenth of the bytes")
-    parser.add_argument("--directory", type=Path, help="where to write; a temporary directory by default")
-    options = parser.parse_args()
-    tensors, header = memory(10 if options.quick else 100), {"tasks": 3}
-    with tempfile.TemporaryDirectory(dir=options.directory) as name:
-        store, target = Store(Path(name) / "store"), Path(name) / "copy"
-        store.commit(tensors, header)
-        source = Path(name) / "source"
-        copy(store.directory / store.look().versions[0].file, source)
-        assert state_digest(store.load()[0], store.current.header) == state_digest(tensors, header)
-        seconds = medians(
-            {
-                "copy": lambda: copy(source, target),
-                "save": lambda: store.commit(tensors, header),
-                "load": store.load,
-            }
-        )
-        step = medians({"step": epoch(WIDTH, "small", images(BATCH, 32))}, 3)["step"]
-        size = source.stat().st_size
+def beside_a_copy(output: Output, millions: float, directory: Path, rounds: int) -> None:
+    tensors, header = memory(millions), {"tasks": 3}
+    store, target = Store(directory / "store"), directory / "copy"
+    store.commit(tensors, header)
+    source = directory / "source"
+    copy(store.directory / store.look().versions[0].file, source)
+    assert state_digest(store.load()[0], store.current.header) == state_digest(tensors, header)
+    programs = {
+        "copy": lambda: copy(source, target),
+        "save": lambda: store.commit(tensors, header),
+        "load": store.load,
+        "step": epoch(WIDTH, "small", images(BATCH, 32)),
+    }
+    times, size = timed(programs, rounds), source.stat().st_size
     rows = [
         [
             name,
-            f"{time:.3f}",
-            f"{size / time / 1e9:.2f}",
-            f"{time / seconds['copy']:.2f}",
-            "" if name == "copy" else "2",
-            f"{time / (step * IMAGES / BATCH):.1%}",
+            f"{times[name]:.3f}",
+            f"{size / times[name] / 1e9:.2f}",
+            str(times.ratio(name, "copy")),
+            "" if name == "copy" else f"{BAR:g}",
+            f"{times[name] / (times['step'] * IMAGES / BATCH):.1%}",
         ]
-        for name, time in seconds.items()
+        for name in ("copy", "save", "load")
     ]
-    table(
-        f"A checkpoint of {size / 1e6:.0f} MB",
-        ["", "seconds", "GB/s", "× copy and fsync", "bar", "share of a task"],
-        rows,
-    )
-    with tempfile.TemporaryDirectory(dir=options.directory) as name:
+    columns = ["", "seconds", "GB/s", "in times of the copy", "bar", "share of a task"]
+    output.table("copy", f"A checkpoint of {size / 1e6:.0f} MB, beside copy and fsync", columns, rows)
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--quick", action="store_true", help="a tenth of the bytes")
+    parser.add_argument("--directory", type=Path, help="where to write; a temporary directory by default")
+    options = parser.parse_args()
+    with reported(options.out) as output, tempfile.TemporaryDirectory(dir=options.directory) as name:
+        folder = Path(name)
+        beside_a_copy(output, 10 if options.quick else 100, folder, options.rounds)
         budgets = (2000,) if options.quick else (5000, 10_000)
-        rows = [closed_form(features, Path(name) / str(features)) for features in budgets]
-    columns = ["features", "G, MB", "on disk, MB", "saving, × G", "loading, × G", "save, s", "load, s"]
-    table("Closed form", columns, rows)
-    for name in ("save", "load"):
-        if seconds[name] > BAR * seconds["copy"]:
-            print(f"{name} misses its bar of {BAR:g}.")
+        rows = [closed_form(features, folder / str(features), options.rounds) for features in budgets]
+        columns = ["features", "G, MB", "on disk, MB", "saving, × G", "loading, × G", "save, s", "load, s"]
+        output.table("closed-form", "Closed form", columns, rows)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,19 @@
 """What curvature costs: to estimate it, beside training on the same samples and other libraries; and as a penalty.
 
-    python benchmarks/curvature.py           # ResNet-18 at 32×32 and 64×64, about twelve minutes on two cores
-    python benchmarks/curvature.py --quick   # a quarter of the width and fewer samples, under a minute
+    python benchmarks/curvature.py                  # ResNet-18 at 32×32 and 64×64, most of an hour on two cores
+    python benchmarks/curvature.py --only penalty   # some of the tables
+    python benchmarks/curvature.py --quick          # a quarter of the width and fewer samples, one round, a minute
 
 The unit is a plain training epoch over the same samples: forward and full backward of the folded network with a linear
 head, 3 units of convolution arithmetic, no optimiser. A pass of rows is 2 such units for a plain network (4 for a
 linearised one with its head, whose features need the first-order change), and then come the factors.
+
+A round of an estimation or of another library takes minutes: there are three of them. The short tables, of the penalty
+and of a part of the samples, have three times as many.
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import warnings
 from collections.abc import Callable
@@ -18,7 +21,7 @@ from importlib.util import find_spec
 from typing import Literal
 
 import torch
-from measure import medians, peak_memory, table
+from measure import Output, Times, arguments, peak_memory, reported, timed
 from torch import Tensor, nn
 
 from dlcft import Classifier, CrossEntropy, Curvature, Linearized, Memory, ScaledMSE, estimate, fold_batchnorm
@@ -101,54 +104,84 @@ class Rotated(EkfacStatistics):
 
 
 ESTIMATORS: dict[str, str | type[Statistics]] = {
-    "kfac": "kfac",
-    "exact-tk": "exact-tk",
-    "tkfac": "tkfac",
-    "tkfac-per-sample": "tkfac-per-sample",
+    "K-FAC": "kfac",
+    "TK-FAC": "tkfac",
+    "exact TK": "exact-tk",
     "diagonal": "diagonal",
-    "ekfac, eigenvectors given": Rotated,
+    "EK-FAC": "ekfac",
+    "EK-FAC, eigenvectors given": Rotated,
 }
-BARS = {"kfac": 2.0, "exact-tk": 3.0}
-CONFIGURATIONS: dict[str, tuple[bool, dict[str, object]]] = {
-    "linearised": (True, {}),
-    "its task-IL": (True, {"include_head": False}),
-    "its gradient too": (True, {"gradient": True}),
-    "plain": (False, {}),
+BARS = {"K-FAC": 1.4, "exact TK": 2.2, "EK-FAC": 4.0}
+RELATIVE_BAR = 1.3  # of TK-FAC to K-FAC
+SETTINGS: dict[str, tuple[bool, Stem, int]] = {
+    "linearised, 32×32": (True, "small", 32),
+    "linearised, 64×64": (True, "imagenet", 64),
+    "plain, 32×32": (False, "small", 32),
+}
+VARIANTS: dict[str, tuple[str, dict[str, object]]] = {
+    "K-FAC, without the head (task-IL)": ("kfac", {"include_head": False}),
+    "K-FAC, and the gradient": ("kfac", {"gradient": True}),
+    "exact TK, without the head (task-IL)": ("exact-tk", {"include_head": False}),
+    "exact TK, and the gradient": ("exact-tk", {"gradient": True}),
+    "TK-FAC, sample by sample": ("tkfac-per-sample", {}),
 }
 
 
-def heaviest(name: str, width: int, stem: Stem, size: int, samples: int) -> Callable[[], Curvature]:
-    """What is measured for memory: a linearised classifier, its head and the gradient."""
-    model = classifier(network(width, stem), 8 * width, linear=True)
-    return estimation(ESTIMATORS[name], model, images(samples, size), gradient=True)
-
-
-def beside_training(
-    width: int, stem: Stem, size: int, samples: int, rounds: int, estimators: list[str], peaks: dict[str, int]
-) -> None:
+def compared(
+    named: dict[str, tuple[str | type[Statistics], dict[str, object]]],
+    width: int,
+    setting: str,
+    samples: int,
+    rounds: int,
+) -> Times:
+    """Estimations, in turns with a plain epoch over the same samples."""
+    linear, stem, size = SETTINGS[setting]
     batches = images(samples, size)
-    models = {linear: classifier(network(width, stem), 8 * width, linear=linear) for linear in (False, True)}
-    ratios: dict[tuple[str, str], str] = {}
-    sizes: dict[str, int] = {}
+    model = classifier(network(width, stem), 8 * width, linear=linear)
+    programs: dict[str, Callable[[], object]] = {"epoch": epoch(width, stem, batches)}
+    for name, (estimator, options) in named.items():
+        programs[name] = estimation(estimator, model, batches, **options)
+    return timed(programs, rounds, warm_up=False)
 
-    def sized(name: str, program: Callable[[], Curvature]) -> Callable[[], None]:
-        return lambda: sizes.update({name: program().nbytes()})
 
-    for configuration, (linear, options) in CONFIGURATIONS.items():
-        names = estimators if configuration == "linearised" else list(BARS)
-        programs: dict[str, Callable[[], object]] = {"epoch": epoch(width, stem, batches)}
-        for name in names:
-            programs[name] = sized(name, estimation(ESTIMATORS[name], models[linear], batches, **options))
-        seconds = medians(programs, rounds, warm_up=False)
-        ratios |= {(name, configuration): f"{seconds[name] / seconds['epoch']:.2f}" for name in names}
+def beside_training(output: Output, width: int, samples: int, rounds: int) -> None:
+    named = {name: (estimator, {}) for name, estimator in ESTIMATORS.items()}
+    times = {setting: compared(named, width, setting, samples, rounds) for setting in SETTINGS}
+    rows = [
+        [name, *(str(found.ratio(name, "epoch")) for found in times.values()), str(BARS.get(name, ""))]
+        for name in ESTIMATORS
+    ]
+    relative = [str(found.ratio("TK-FAC", "K-FAC")) for found in times.values()]
+    rows.append(["TK-FAC, in times of K-FAC", *relative, str(RELATIVE_BAR)])
+    title = f"Estimation in plain epochs, ResNet-18 width {width}, {samples} images, one draw"
+    output.table("estimation", title, ["", *SETTINGS, "bar"], rows)
+
+
+def beside_variants(output: Output, width: int, samples: int, rounds: int) -> None:
+    setting = "linearised, 32×32"
+    times = compared(VARIANTS, width, setting, samples, rounds)
+    rows = [[name, str(times.ratio(name, "epoch"))] for name in VARIANTS]
+    title = f"Variants of estimation in plain epochs, ResNet-18 width {width}, {samples} images, one draw"
+    output.table("variants", title, ["", setting], rows)
+
+
+# Memory
+
+
+def heaviest(name: str, width: int, samples: int) -> Callable[[], Curvature]:
+    """What is measured for memory: a linearised classifier, its head and the gradient."""
+    model = classifier(network(width, "small"), 8 * width, linear=True)
+    return estimation(ESTIMATORS[name], model, images(samples, 32), gradient=True)
+
+
+def peaks(output: Output, width: int, samples: int) -> None:
     rows = []
-    for name in estimators:
-        times = [ratios.get((name, configuration), "") for configuration in CONFIGURATIONS]
-        peak = peaks.get(name)
-        above = "" if peak is None else f"{max(0, peak - sizes[name]) / 2**20:.0f}"
-        rows.append([name, *times, str(BARS.get(name, "")), f"{sizes[name] / 2**20:.0f}", above])
-    header = ["estimation / plain epoch", *CONFIGURATIONS, "bar", "factors, MiB", "peak above them (bar 1024)"]
-    table(f"ResNet-18 width {width}, {stem} stem, {size}×{size}, N = {samples}, one draw", header, rows)
+    for name in ("K-FAC", "TK-FAC", "exact TK", "diagonal", "EK-FAC, eigenvectors given"):
+        factors = heaviest(name, width, 8)().nbytes()
+        above = max(0, peak_memory(heaviest, name, width, samples) - factors)
+        rows.append([name, f"{factors / 2**20:.0f}", f"{above / 2**20:.0f}", "1024"])
+    title = f"Memory of estimation, linearised ResNet-18 width {width}, 32×32, with its gradient, batch {samples}"
+    output.table("peaks", title, ["", "factors, MiB", "peak above them, MiB", "bar"], rows)
 
 
 # A part of the samples
@@ -165,7 +198,7 @@ def error(found: Curvature, reference: Curvature, directions: list[dict[str, Ten
     return statistics.mean(abs(float(found.quad(d) / reference.quad(d)) - 1) for d in directions)
 
 
-def part_of_the_samples(samples: int, draws: int, rounds: int) -> None:
+def part_of_the_samples(output: Output, samples: int, draws: int, rounds: int) -> None:
     """On the shipped network and real images, whose samples differ as a user's do."""
     data = load("digits")
     train, test = data.preprocess(data.x_train), data.preprocess(data.x_test)
@@ -177,23 +210,18 @@ def part_of_the_samples(samples: int, draws: int, rounds: int) -> None:
     random = [{n: torch.randn_like(p) for n, p in params.items()} for _ in range(8)]
     steps = gradients(model, list(zip(test.split(32), data.y_test.split(32), strict=True))[:8])
     rows = []
-    for e in ("kfac", "exact-tk", "tkfac", "diagonal", "ekfac"):
+    for name, e in ESTIMATORS.items():
+        if e is Rotated:
+            continue
         programs = {"all": estimation(e, model, batches), "half": estimation(e, model, batches, samples=samples // 2)}
-        seconds = medians(programs, rounds)
+        times = timed(programs, rounds)
         reference = estimation(e, model, batches, draws=draws, seed=5)()
-        curvatures = {name: program() for name, program in programs.items()}
+        curvatures = {part: program() for part, program in programs.items()}
         errors = [f"{error(curvatures[n], reference, ds):.1%}" for ds in (random, steps) for n in ("half", "all")]
-        rows.append([e, f"{seconds['half'] / seconds['all']:.2f}", *errors])
-    header = [
-        "",
-        f"time / all {samples}",
-        "error, random d",
-        f"(all {samples})",
-        "error, gradients",
-        f"(all {samples})",
-    ]
+        rows.append([name, str(times.ratio("half", "all")), *errors])
+    header = ["", f"time / all {samples}", *("random d", "of all", "d a gradient", "of all")]
     title = f"samples={samples // 2} of {samples} digits, shipped network; errors of dᵀHd against {draws} draws on all"
-    table(title, header, rows)
+    output.table("samples", title, header, rows)
 
 
 # Other libraries
@@ -286,7 +314,7 @@ def rival_classifier(width: int) -> Classifier:
 RIVALS: dict[str, Callable[[Classifier, Batches], Callable[[], object]]] = {
     "curvlinops": curvlinops,
     "nngeometry": nngeometry,
-    "backpack": backpack,
+    "BackPACK": backpack,
 }
 
 
@@ -295,26 +323,26 @@ def rival(name: str, width: int, samples: int) -> Callable[[], object]:
     return ours(model, batches, CrossEntropy()) if name == "dlcft" else RIVALS[name](model, batches)
 
 
-def beside_others(width: int, samples: int, rounds: int) -> None:
-    installed = [name for name in RIVALS if find_spec(name)]
+def beside_others(output: Output, width: int, samples: int, rounds: int) -> None:
+    installed = [name for name in RIVALS if find_spec(name.lower())]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        seconds = medians({name: rival(name, width, samples) for name in ("dlcft", *installed)}, rounds)
-    rows = [[name, f"{seconds[name] / seconds['dlcft']:.2f}"] for name in seconds]
-    rows += [[name, "not installed"] for name in RIVALS if name not in installed]
+        programs = {name: rival(name, width, samples) for name in ("dlcft", *installed)}
+        times = timed(programs, rounds, warm_up=False)
+    rows = [[name, str(times.ratio(name, "dlcft")) if name in installed else "not installed"] for name in RIVALS]
     title = f"K-FAC of a plain ResNet-18 width {width}, 32×32, N = {samples}, cross-entropy, one draw, float32"
-    table(title, ["", "time / ours"], rows)
+    output.table("rivals", title, ["", "time / ours"], rows)
 
 
 # The penalty
 
 
-def beside_a_step(width: int, batch_sizes: tuple[int, ...], rounds: int) -> None:
+def beside_a_step(output: Output, width: int, batch_sizes: tuple[int, ...], rounds: int) -> None:
     model = classifier(network(width, "small"), 8 * width, linear=True)
     params = model.params(HEAD)
     programs: dict[str, Callable[[], object]] = {}
-    for e in ("kfac", "ekfac"):
-        curvature = estimation("kfac" if e == "kfac" else Rotated, model, images(8, 32))()
+    for e, estimator in (("K-FAC", "kfac"), ("EK-FAC", Rotated)):
+        curvature = estimation(estimator, model, images(8, 32))()
         memory = Memory.of({n: p + 0.01 * torch.randn_like(p) for n, p in params.items()}, curvature, 1.0)
 
         def penalty(memory: Memory = memory) -> None:
@@ -323,28 +351,34 @@ def beside_a_step(width: int, batch_sizes: tuple[int, ...], rounds: int) -> None
         programs[e] = penalty
     for size in batch_sizes:
         programs[f"step {size}"] = epoch(width, "small", images(size, 32))
-    seconds = medians(programs, rounds)
-    rows = [[e, *(f"{seconds[e] / seconds[f'step {size}']:.2f}" for size in batch_sizes)] for e in ("kfac", "ekfac")]
+    times = timed(programs, rounds)
+    rows = [[e, *(str(times.ratio(e, f"step {size}")) for size in batch_sizes)] for e in ("K-FAC", "EK-FAC")]
     title = f"Penalty, value and gradient / plain step, ResNet-18 width {width} (bar 0.35 at batch 128)"
-    table(title, ["", *(f"batch {size}" for size in batch_sizes)], rows)
+    output.table("penalty", title, ["", *(f"batch {size}" for size in batch_sizes)], rows)
+
+
+TABLES = ("penalty", "peaks", "rivals", "estimation", "variants", "samples")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="quarter width, fewer samples")
-    parser.add_argument("--ekfac", action="store_true", help="measure the estimation of EK-FAC too, some minutes more")
-    parser.add_argument("--rounds", type=int, default=1, help="repetitions behind each median")
+    parser = arguments(__doc__, rounds=3)
+    parser.add_argument("--quick", action="store_true", help="quarter width, fewer samples, one round")
+    parser.add_argument("--samples", type=int, default=256, help="images of an epoch (default: %(default)s)")
+    parser.add_argument("--only", nargs="+", choices=TABLES, default=TABLES, metavar="TABLE", help=", ".join(TABLES))
     options = parser.parse_args()
-    width, samples, rounds = (16, 32, 1) if options.quick else (64, 256, options.rounds)
-    peaks: dict[str, int] = {}
-    if not options.quick:  # first: a process that is started by a large one is born with its peak
-        peaks = {name: peak_memory(heaviest, name, width, "small", 32, BATCH) for name in BARS}
-    beside_a_step(width, (32, 128), max(3, rounds))
-    beside_others(width, samples, rounds)
-    fast = [name for name in ESTIMATORS if ESTIMATORS[name] is not Rotated]
-    beside_training(width, "small", 32, samples, rounds, list(ESTIMATORS) if options.ekfac else fast, peaks)
-    beside_training(width, "imagenet", 64, samples, rounds, list(BARS), {})
-    part_of_the_samples(*((128, 2) if options.quick else (512, 8)), 1)
+    width, samples, rounds = (16, 32, 1) if options.quick else (64, options.samples, options.rounds)
+    with reported(options.out) as output:
+        tables: dict[str, Callable[[], None]] = {
+            "penalty": lambda: beside_a_step(output, width, (32, 128), 3 * rounds),
+            "peaks": lambda: peaks(output, width, BATCH),
+            "rivals": lambda: beside_others(output, width, samples, rounds),
+            "estimation": lambda: beside_training(output, width, samples, rounds),
+            "variants": lambda: beside_variants(output, width, samples, rounds),
+            "samples": lambda: part_of_the_samples(output, *((128, 2) if options.quick else (512, 8)), 3 * rounds),
+        }
+        for name in TABLES:
+            if name in options.only:
+                tables[name]()
 
 
 if __name__ == "__main__":

@@ -1,19 +1,19 @@
 """What closed-form learning costs beside a network's own passes: features and sums, the solve, inference, and memory.
 
-    OMP_NUM_THREADS=1 python benchmarks/exact.py           # ResNet-18 at 64 pixels, quarter width at 32: minutes
-    OMP_NUM_THREADS=1 python benchmarks/exact.py --quick   # quarter width alone, 1,000 features, seconds
+    python benchmarks/exact.py           # one thread; ResNet-18 at 64 pixels, quarter width at 32: minutes
+    python benchmarks/exact.py --quick   # quarter width alone, 1,000 features, seconds
 
 A data set is learned by one pass (forward, sums) and one solve, the choice of the ridge included. Fine-tuning passes
-over it five times, forward and backward. Both are measured on a few batches and counted up to 20,000 images.
+over it five times, forward and backward. Both are measured on a few batches and counted up to 20,000 images. The solve
+is the median of a third of the rounds.
 """
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 
 import torch
-from measure import medians, table
+from measure import arguments, reported, timed
 
 from curvature import BATCH, OUTPUTS, Stem, epoch, images, network
 from dlcft.closed_form.depth import DepthFeatures, find_activations
@@ -56,43 +56,50 @@ def measure(width: int, stem: Stem, size: int, budget: int, samples: int, rounds
         "pass": lambda: total.extend((features(x), y) for x, y in batches),
         "copy": lambda: total.extend([]),
     }
-    seconds = medians(programs, rounds)
-    solve = medians({"solve": solving(total)}, 1)["solve"]
-    # `extend` copies the sums once for a whole task, however many images it has
-    per_image = (seconds["pass"] - seconds["copy"]) / samples
-    learned = IMAGES * per_image + seconds["copy"] + solve
-    plain = seconds["forward"] / samples
-    return [
-        f"width {width}, {size}×{size}",
-        f"{total.features:,}",
-        f"{seconds['features'] / seconds['forward']:.2f}",
-        f"{per_image / plain:.2f}",
-        f"{seconds['predict'] / seconds['forward']:.2f}",
-        f"{solve / (IMAGES * plain):.3f}",
-        f"{learned / (EPOCHS * IMAGES * seconds['epoch'] / samples):.3f}",
+    times = timed(programs, rounds)
+    solve = timed({"solve": solving(total)}, max(1, rounds // 3))["solve"]  # takes up to minutes
+
+    def per_image(seconds: dict[str, float]) -> float:
+        """`extend` copies the sums once for a whole task, however many images it has."""
+        return (seconds["pass"] - seconds["copy"]) / samples
+
+    def learned(seconds: dict[str, float]) -> float:
+        return IMAGES * per_image(seconds) + seconds["copy"] + solve
+
+    cells = [
+        f"{times.ratio('features', 'forward')}",
+        f"{times.combined(lambda s: per_image(s) * samples / s['forward'])}",
+        f"{times.ratio('predict', 'forward')}",
+        f"{times.combined(lambda s: solve / (IMAGES * s['forward'] / samples))}",
+        f"{times.combined(lambda s: learned(s) / (EPOCHS * IMAGES * s['epoch'] / samples)):.3f}",
     ]
+    name = "ResNet-18" if width == 64 else f"width {width}"
+    return [f"{name}, {size}×{size}, {total.features:,} features", *cells]
+
+
+ROWS = [
+    "features",
+    "features and sums (bar 1.5 at 5,000)",
+    "inference (bar 1.3)",
+    f"choice of the ridge and solve, of a pass over {IMAGES:,} images",
+    f"learning {IMAGES:,} images once, of fine-tuning them for {EPOCHS} epochs (bar 0.08)",
+]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--quick", action="store_true", help="quarter width alone, 1,000 features")
-    parser.add_argument("--rounds", type=int, default=5, help="repetitions behind each median")
     options = parser.parse_args()
-    if options.quick:
-        rows = [measure(16, "small", 32, 1000, BATCH, options.rounds)]
-    else:
-        rows = [measure(16, "small", 32, 4096, 2 * BATCH, options.rounds)]
-        rows += [measure(64, "imagenet", 64, budget, 2 * BATCH, options.rounds) for budget in (4500, 9500)]
-    header = [
-        f"ResNet-18, {OUTPUTS} classes",
-        "features",
-        "features / forward pass",
-        "with the sums (bar 1.5 at 5,000)",
-        "inference / forward pass (bar 1.3)",
-        f"choice of the ridge and solve / forward pass over {IMAGES:,}",
-        f"learn {IMAGES:,} once / fine-tune {EPOCHS} epochs (bar 0.08)",
-    ]
-    table(f"Closed form beside the network's own passes, batch {BATCH}", header, rows)
+    torch.set_num_threads(1)
+    with reported(options.out) as output:
+        if options.quick:
+            columns = [measure(16, "small", 32, 1000, BATCH, options.rounds)]
+        else:
+            columns = [measure(64, "imagenet", 64, budget, 2 * BATCH, options.rounds) for budget in (4500, 9500)]
+            columns += [measure(16, "small", 32, 4096, 2 * BATCH, options.rounds)]
+        header, *rows = zip(["in plain forward passes of the same images", *ROWS], *columns, strict=True)
+        title = f"Closed form, {OUTPUTS} classes, batch {BATCH}, one thread"
+        output.table("closed-form", title, list(header), [list(row) for row in rows])
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """What an exported model costs beside the plain backbone in the same runtime, and how large its file is.
 
-    OMP_NUM_THREADS=1 python benchmarks/export.py           # ResNet-18 at 64×64, and the shipped network at 32×32
-    OMP_NUM_THREADS=1 python benchmarks/export.py --quick   # the shipped network, a minute
+    python benchmarks/export.py           # one thread; the shipped network at 32×32, and ResNet-18 at 64×64
+    python benchmarks/export.py --quick   # the shipped network, a minute
 
 Both run in onnxruntime on one thread, and in torch as graphs of ordinary operations; they take turns, and the ratio of
 each turn counts. The plain backbone is exported in the same way, with BatchNorm, which onnxruntime folds.
@@ -9,16 +9,14 @@ each turn counts. The plain backbone is exported in the same way, with BatchNorm
 
 from __future__ import annotations
 
-import argparse
-import statistics
 import tempfile
-import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import onnxruntime
 import torch
-from measure import table
+from measure import arguments, reported, timed
 from torch import Tensor, nn
 
 from dlcft import Learner
@@ -35,6 +33,12 @@ METHODS = {
     "tangent": {},
     "none": {"epochs": 1},
     "dlcft-kfac": {"epochs": 1},
+}
+
+SAID = {
+    "tangent": ", which needs a backward pass",
+    "none": ", a plain network",
+    "dlcft-kfac": ", linearised: value and change",
 }
 
 
@@ -54,20 +58,17 @@ def plain(backbone: nn.Module, x: Tensor) -> tuple[bytes, nn.Module]:
     return program.model_proto.SerializeToString(), module
 
 
-def ratio(run: Callable[[Tensor], object], beside: Callable[[Tensor], object], x: Tensor, rounds: int) -> float:
-    """The median over turns of the time of one, in times of the other."""
+def quiet(module: nn.Module) -> Callable[[Tensor], object]:
+    """Without gradients."""
 
-    def seconds(one: Callable[[Tensor], object]) -> float:
-        start = time.perf_counter()
-        one(x)
-        return time.perf_counter() - start
+    def run(x: Tensor) -> object:
+        with torch.inference_mode():
+            return module(x)
 
-    for one in (run, beside):
-        one(x)
-    return statistics.median(seconds(run) / seconds(beside) for _ in range(rounds))
+    return run
 
 
-def compare(title: str, backbone: nn.Module, pixels: int, methods: list[str], rounds: int) -> None:
+def compare(title: str, backbone: nn.Module, pixels: int, methods: list[str], rounds: int) -> list[list[str]]:
     x = torch.rand(BATCH, 3, pixels, pixels)
     content, module = plain(backbone, x[:3])
     beside, rows = session(content), []
@@ -80,27 +81,31 @@ def compare(title: str, backbone: nn.Module, pixels: int, methods: list[str], ro
             done = export(learner, Path(folder) / "m.onnx")
             run = session(str(done.path))
         head = sum(p.numel() for p in learner.model.heads.parameters()) * 4
-        row = [method, f"{learner.model.feature_count:,}", f"{done.bytes / (len(content) + head):.2f}"]
-        for size in (1, BATCH):
-            row.append(f"{ratio(run, beside, x[:size], rounds):.2f}")
-        with torch.inference_mode():
-            row.append(f"{ratio(learner.module(), module, x, rounds):.2f}")
-        rows.append([*row, f"{done.difference:.0e}"])
-    header = ["method", "features", "file / (backbone + head)", "onnxruntime, batch 1", f"onnxruntime, batch {BATCH}"]
-    table(f"{title}: times of the plain backbone", [*header, f"torch, batch {BATCH}", "difference"], rows)
+        pairs = [(run, beside, x[:1]), (run, beside, x), (quiet(learner.module()), quiet(module), x)]
+        ratios = []
+        for one, other, given in pairs:
+            times = timed({"model": partial(one, given), "plain": partial(other, given)}, rounds)
+            ratios.append(str(times.ratio("model", "plain")))
+        size = f"{done.bytes / (len(content) + head):.2f}"
+        name = f"{'' if rows else f'{title}: '}`{method}`{SAID.get(method, '')}"
+        rows.append([name, f"{learner.model.feature_count:,}", size, *ratios, f"{done.difference:.0e}"])
+    return rows
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__, rounds=31)
     parser.add_argument("--quick", action="store_true", help="the shipped network alone, fewer turns")
-    parser.add_argument("--rounds", type=int, default=31, help="turns behind each median")
     options = parser.parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(1)
     rounds = min(options.rounds, 11) if options.quick else options.rounds
-    compare("The shipped network, 32×32", shipped_resnet18(), 32, list(METHODS), rounds)
-    if not options.quick:
-        compare("ResNet-18, 64×64", ResNet18(64, "small", 0.1), 64, ["dlcft-exact", "ridge"], rounds)
+    with reported(options.out) as output:
+        rows = compare("the shipped network, 32×32", shipped_resnet18(), 32, list(METHODS), rounds)
+        if not options.quick:
+            rows += compare("ResNet-18, 64×64", ResNet18(64, "small", 0.1), 64, ["dlcft-exact", "ridge"], rounds)
+        times = ["onnxruntime, 1 image", f"{BATCH} images", f"torch, {BATCH} images"]
+        header = ["", "features", "file / (backbone + head)", *times, "outputs differ by"]
+        output.table("models", f"{CLASSES} classes, in times of the plain backbone", header, rows)
 
 
 if __name__ == "__main__":

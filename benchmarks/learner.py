@@ -1,7 +1,7 @@
 """What the learner costs: its loop beside one by hand, its memory beside none, an EWC stream beside Avalanche's.
 
     python benchmarks/learner.py           # quarter-width ResNet-18 at 32×32, some minutes
-    python benchmarks/learner.py --quick   # fewer images, one round, no peak memory, under a minute
+    python benchmarks/learner.py --quick   # fewer images, one round, no peak memory, a minute
 
 Avalanche is needed for the last table only. It asks for other packages, so it gets an environment of its own:
 
@@ -13,17 +13,14 @@ Avalanche is needed for the last table only. It asks for other packages, so it g
     avalanche/bin/python benchmarks/learner.py
 
 What is timed does not depend on what is learned: images are random, and learning rates so small that nothing diverges.
-A ratio is the median over rounds, each of which runs everything once, and in brackets stand its least and its largest
-value: where they are far apart, something else was running. With OMP_NUM_THREADS=1 that disturbs less.
+With OMP_NUM_THREADS=1 other programs disturb less.
 """
 
 from __future__ import annotations
 
-import argparse
 import copy
 import inspect
 import itertools
-import statistics
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -33,7 +30,7 @@ from importlib.util import find_spec
 
 import torch
 import torch.nn.functional as F
-from measure import medians, peak_memory, table
+from measure import Output, Program, Times, arguments, peak_memory, reported, timed
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
@@ -42,7 +39,6 @@ from dlcft.backbones import shipped_resnet18
 from dlcft.methods import Quadratic
 
 Data = tuple[Tensor, Tensor]
-Program = Callable[[], object]
 
 CLASSES = 10
 BATCH = 32
@@ -52,28 +48,6 @@ SGD = {"lr": 1e-5, "momentum": 0.9, "weight_decay": 1e-5}
 def images(samples: int, seed: int = 0) -> Data:
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(samples, 3, 32, 32, generator=generator), torch.arange(samples) % CLASSES
-
-
-def ratio(above: list[float], below: list[float]) -> str:
-    """Round by round, because a busy machine slows down neighbours alike."""
-    ratios = [a / b for a, b in zip(above, below, strict=True)]
-    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f}–{max(ratios):.2f})"
-
-
-def turns(programs: dict[str, Program], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each program in every round, the one that warms up left out."""
-    seconds: dict[str, list[float]] = {name: [] for name in programs}
-
-    def noted(name: str) -> Program:
-        def program() -> None:
-            start = time.perf_counter()
-            programs[name]()
-            seconds[name].append(time.perf_counter() - start)
-
-        return program
-
-    medians({name: noted(name) for name in programs}, rounds)
-    return {name: taken[1:] for name, taken in seconds.items()}
 
 
 # The loop
@@ -109,7 +83,7 @@ def by_hand(
     return program
 
 
-def beside_a_loop(samples: int, epochs: int, rounds: int) -> None:
+def beside_a_loop(output: Output, samples: int, epochs: int, rounds: int) -> None:
     torch.manual_seed(0)
     mlp = nn.Sequential(nn.Linear(20, 32), nn.Tanh())
     vectors = torch.randn(4 * samples, 20), torch.arange(4 * samples) % CLASSES
@@ -121,29 +95,32 @@ def beside_a_loop(samples: int, epochs: int, rounds: int) -> None:
     for (name, (backbone, features, data, repeated)), recipe in itertools.product(
         cases.items(), ("none", "none-linear")
     ):
-        loop = {"scenario": "data-il", "batchnorm": "frozen", "epochs": epochs, "batch_size": BATCH}
-        learner = Learner(backbone, recipe, optimizer="sgd", head_start="zero", device="cpu", **loop, **SGD)
         linear = recipe == "none-linear"
+        # nothing but the loop by hand: no schedule, no clipping, no training before the network is linearised
+        loop = {"scenario": "data-il", "batchnorm": "frozen", "epochs": epochs, "batch_size": BATCH}
+        loop |= {"schedule": "constant", "clip": None} | ({"start": "pretrained"} if linear else {})
+        learner = Learner(backbone, recipe, optimizer="sgd", head_start="zero", device="cpu", **loop, **SGD)
         network = Linearized(fold_batchnorm(backbone)) if linear else copy.deepcopy(backbone)
         model = nn.Sequential(network, head(features))
         loss = ScaledMSE().value if linear else F.cross_entropy
         hand = by_hand(model, loss, data, epochs, learner)
-        seconds = turns({"hand": hand, "learn": partial(learner.learn, data, progress=False)}, repeated)
+        times = timed({"hand": hand, "learn": partial(learner.learn, data, progress=False)}, repeated)
         steps = epochs * -(-len(data[0]) // BATCH)
-        above = statistics.median(a - b for a, b in zip(seconds["learn"], seconds["hand"], strict=True)) / steps
+        above = times.combined(lambda s: s["learn"] - s["hand"]).median / steps
         apart = (model[1].weight - learner.model.head("main").weight).abs().max() / model[1].weight.abs().max()
         rows.append(
             [
                 f"{name}, {recipe}",
-                ratio(seconds["learn"], seconds["hand"]),
+                str(times.ratio("learn", "hand")),
                 "1.10" if name == "ResNet-18" else "",
-                f"{1e3 * statistics.median(seconds['hand']) / steps:.2f}",
+                f"{1e3 * times['hand'] / steps:.2f}",
                 f"{1e6 * above:.0f}",
                 f"{apart.item():.0e}",
             ]
         )
     header = ["", "`learn` / by hand", "bar", "a step by hand, ms", "`learn` above it, µs a step", "heads differ by"]
-    table(f"`Learner.learn` without a memory, batch {BATCH}, {epochs} epochs of {samples} images", header, rows)
+    title = f"`Learner.learn` without a memory, batch {BATCH}, {epochs} epochs of {samples} images"
+    output.table("loop", title, header, rows)
 
 
 # The memory
@@ -151,7 +128,7 @@ def beside_a_loop(samples: int, epochs: int, rounds: int) -> None:
 WITHOUT = {"dlcft, kfac": "none-linear", "dlcft, exact-tk": "none-linear", "dlcft, tkfac": "none-linear", "ewc": "none"}
 
 
-def beside_no_memory(samples: int, epochs: int, rounds: int) -> None:
+def beside_no_memory(output: Output, samples: int, epochs: int, rounds: int) -> None:
     data, backbone = images(samples), shipped_resnet18()
     learners: dict[str, Learner] = {}
     for name in (*WITHOUT, *dict.fromkeys(WITHOUT.values())):
@@ -163,19 +140,20 @@ def beside_no_memory(samples: int, epochs: int, rounds: int) -> None:
             backbone, recipe, scenario="data-il", epochs=epochs, batch_size=BATCH, device="cpu", **settings
         )
         learners[name].learn(data, progress=False)  # the first task, which nothing is remembered in
-    medians({name: partial(learner.learn, data, progress=False) for name, learner in learners.items()}, rounds)
-
-    def each(name: str, entry: str) -> list[float]:
-        return [getattr(record, entry) for record in learners[name].history[-rounds:]]
-
-    rows = []
+    timed({name: partial(learner.learn, data, progress=False) for name, learner in learners.items()}, rounds)
+    seconds: dict[str, list[float]] = {}
+    for name, learner in learners.items():
+        last = learner.history[-rounds:]
+        seconds[name] = [record.seconds_training for record in last]
+        seconds[f"{name}, remembering"] = [record.seconds_remembering for record in last]
+        seconds[f"{name}, an epoch"] = [record.seconds_training / epochs for record in last]
+    times, rows = Times(seconds), []
     for name, without in WITHOUT.items():
-        training, remembering = each(name, "seconds_training"), each(name, "seconds_remembering")
-        an_epoch = [seconds / epochs for seconds in training]
-        steps = ratio(training, each(without, "seconds_training"))
-        rows.append([name, without, steps, ratio(remembering, training), ratio(remembering, an_epoch)])
+        ratios = [times.ratio(f"{name}, remembering", to) for to in (name, f"{name}, an epoch")]
+        rows.append([name, without, str(times.ratio(name, without)), *map(str, ratios)])
     header = ["", "without", "step / step without", f"remembering / training of {epochs} epochs", "in epochs"]
-    table(f"With a memory, from the second task on, ResNet-18, batch {BATCH}, {samples} images a task", header, rows)
+    title = f"With a memory, from the second task on, ResNet-18, batch {BATCH}, {samples} images a task"
+    output.table("memory", title, header, rows)
 
 
 # The same stream in Avalanche. The two functions that follow are the lines of user code that are counted.
@@ -265,20 +243,20 @@ def clocked(owner: type, method: str) -> Iterator[list[float]]:
     """The seconds of every call of a method."""
     original, seconds = getattr(owner, method), []
 
-    def timed(*args: object, **kwargs: object) -> object:
+    def watched(*args: object, **kwargs: object) -> object:
         start = time.perf_counter()
         result = original(*args, **kwargs)
         seconds.append(time.perf_counter() - start)
         return result
 
-    setattr(owner, method, timed)
+    setattr(owner, method, watched)
     try:
         yield seconds
     finally:
         setattr(owner, method, original)
 
 
-def beside_avalanche(tasks: int, samples: int, rounds: int, peaks: dict[str, int]) -> None:
+def beside_avalanche(output: Output, tasks: int, samples: int, rounds: int, peaks: dict[str, int]) -> None:
     if find_spec("avalanche") is None:
         print("\nThe table beside Avalanche is left out: avalanche-lib is not installed (--help says how to).")
         return
@@ -300,36 +278,41 @@ def beside_avalanche(tasks: int, samples: int, rounds: int, peaks: dict[str, int
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that nothing is logged
-        seconds = turns({name: observed(name) for name in STREAMS}, rounds)
-    fisher = {name: taken[1:] for name, taken in remembering.items()}
-    training = {name: [a - f for a, f in zip(seconds[name], fisher[name], strict=True)] for name in STREAMS}
+        seconds = timed({name: observed(name) for name in STREAMS}, rounds).seconds
+    fisher = {f"{name}, Fisher": taken[1:] for name, taken in remembering.items()}  # not of the round to warm up
+    training = {
+        f"{name}, training": [a - f for a, f in zip(seconds[name], fisher[f"{name}, Fisher"], strict=True)]
+        for name in STREAMS
+    }
+    times = Times(seconds | fisher | training)
     reference = "Avalanche, one memory as ours"
     rows = []
     for name, (run, _) in STREAMS.items():
-        rates = ratio(seconds[reference], seconds[name]), ratio(training[reference], training[name])
+        rates = times.ratio(reference, name), times.ratio(f"{reference}, training", f"{name}, training")
+        share = times.ratio(f"{name}, Fisher", name)
         peak = f"{peaks[name] / peaks[reference]:.2f} ({peaks[name] / 2**20:.0f} MiB)" if peaks else ""
-        rows.append([name, *rates, ratio(fisher[name], seconds[name]), peak, str(lines(run))])
+        rows.append([name, *map(str, rates), str(share), peak, str(lines(run))])
     header = ["", "steps a second, all", "training alone", "Fisher, of all time", "peak memory", "lines of user code"]
     title = (
         f"EWC, {tasks} tasks of {samples} images, one epoch each, batch {BATCH}, ResNet-18 with BatchNorm folded, "
         "beside Avalanche with one memory. Its Fisher squares the mean gradient of a mini-batch (cheaper, but not the "
         "Fisher); ours squares each sample's"
     )
-    table(title, header, rows)
+    output.table("avalanche", title, header, rows)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer images, one round, no peak memory")
-    parser.add_argument("--rounds", type=int, default=3, help="repetitions behind each median")
     options = parser.parse_args()
     samples, rounds = (64, 1) if options.quick else (256, options.rounds)
-    peaks: dict[str, int] = {}
-    if not options.quick and find_spec("avalanche") is not None:  # first: a large process would hand on its peak
-        peaks = {name: peak_memory(level_stream, name, 5, samples // 2) for name in STREAMS}
-    beside_a_loop(samples, 2, rounds)
-    beside_no_memory(samples, 2, rounds)
-    beside_avalanche(5, samples // 2, rounds, peaks)
+    with reported(options.out) as output:
+        peaks: dict[str, int] = {}
+        if not options.quick and find_spec("avalanche") is not None:
+            peaks = {name: peak_memory(level_stream, name, 5, samples // 2) for name in STREAMS}
+        beside_a_loop(output, samples, 2, rounds)
+        beside_no_memory(output, samples, 2, rounds)
+        beside_avalanche(output, 5, samples // 2, rounds, peaks)
 
 
 if __name__ == "__main__":

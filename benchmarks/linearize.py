@@ -1,6 +1,6 @@
 """What linearised training and inference cost beside the plain network.
 
-    python benchmarks/linearize.py           # ResNet-18 at 32×32, batches of 32 and 128
+    python benchmarks/linearize.py           # ResNet-18 at 32×32, full and quarter width, batches of 32 and 128
     python benchmarks/linearize.py --quick   # a quarter of the width, batch 32, seconds
 
 A plain training step is 3 units of convolution arithmetic (forward, gradient of the input, gradient of the weight), a
@@ -9,13 +9,11 @@ linearised one 5 (two more forward): the limit of their ratio is 5/3 = 1.67. All
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
-from functools import partial
 
 import torch
 import torch.nn.functional as F
-from measure import medians, peak_memory, table
+from measure import arguments, peak_memory, reported, timed
 from torch import Tensor, nn
 from torch.func import functional_call, jvp
 
@@ -132,52 +130,79 @@ class LastStage(nn.Module):
         return self.layer4(x).mean((2, 3))
 
 
-def compare(width: int, batch: int, rounds: int) -> None:
+def training_steps(width: int, batch: int, rounds: int) -> list[str]:
+    """Time of linearised steps, and memory of ours, beside a plain step."""
     steps: dict[str, Callable[..., Step]] = {
-        "plain step": plain,
-        "Linearized": linearised,
-        "naive jvp, default layout": naive,
-        "layer-by-layer dual modules": layerwise,
+        "plain": plain,
+        "linearised": linearised,
+        "layer by layer": layerwise,
+        "naive": naive,
     }
-    seconds = medians({name: make(width, batch) for name, make in steps.items()}, rounds)
-    memory = {name: peak_memory(make, width, batch) for name, make in steps.items()}
-    rows = [
-        [name, f"{seconds[name] / seconds['plain step']:.2f}", f"{memory[name] / memory['plain step']:.2f}"]
-        for name in steps
-    ]
-    table(f"Training step, ResNet-18 width {width}, batch {batch}", ["", "time / plain", "peak memory / plain"], rows)
+    times = timed({name: make(width, batch) for name, make in steps.items()}, rounds)
+    peak, beside = (peak_memory(make, width, batch) for make in (linearised, plain))
+    ratios = [str(times.ratio(name, "plain")) for name in ("linearised", "layer by layer", "naive")]
+    return [*ratios, f"{peak / beside:.2f}"]
 
+
+def last_stage(width: int, batch: int, rounds: int) -> str:
+    """Training it, in plain forward passes of the network above that stage's own linearised step."""
     model = network(width).to(memory_format=torch.channels_last)
-    linear, stage = Linearized(model), Linearized(LastStage(model))
+    stage = Linearized(LastStage(model))
     handed_over = torch.randn(batch, 4 * width, 8, 8).contiguous(memory_format=torch.channels_last)
-    seconds = medians(
-        {
-            "forward": without_gradient(model, images(batch)),
-            "linearised forward": without_gradient(linear, images(batch)),
-            "last stage only": linearised(width, batch, "layer4"),
-            "the stage's own step": training(stage, list(stage.delta.parameters()), handed_over),
-        },
-        rounds,
-    )
-    above = (seconds["last stage only"] - seconds["the stage's own step"]) / seconds["forward"]
-    table(
-        f"In plain forward passes, width {width}, batch {batch}",
-        ["", "forward passes"],
-        [
-            ["inference of the linearised network", f"{seconds['linearised forward'] / seconds['forward']:.2f}"],
-            ["training the last stage only, less that stage's own linearised step", f"{above:.2f}"],
-        ],
-    )
+    programs = {
+        "forward": without_gradient(model, images(batch)),
+        "last stage only": linearised(width, batch, "layer4"),
+        "its own step": training(stage, list(stage.delta.parameters()), handed_over),
+    }
+    times = timed(programs, rounds)
+    return str(times.combined(lambda s: (s["last stage only"] - s["its own step"]) / s["forward"]))
+
+
+def inference(width: int, batch: int, rounds: int) -> str:
+    """In plain forward passes; a turn has at least 32 images, because one image takes milliseconds."""
+    model = network(width).to(memory_format=torch.channels_last)
+    programs = {"plain": model, "linearised": Linearized(model)}
+
+    def turn(step: Step) -> Step:
+        return lambda: [step() for _ in range(max(1, 32 // batch))]
+
+    times = timed({name: turn(without_gradient(m, images(batch))) for name, m in programs.items()}, rounds)
+    return str(times.ratio("linearised", "plain"))
+
+
+ROWS = [
+    "linearised training step, time (the limit by arithmetic is 1.67)",
+    "the same with layer-by-layer dual modules, as the paper describes",
+    "the same with `jvp` as one would first write it",
+    "linearised training step, peak memory",
+    "linearised inference, in plain forward passes",
+    "training the last stage only: plain forward passes beside that stage's own step",
+]
+WIDTHS = {64: "", 16: "quarter width, "}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="quarter width, batch 32")
-    parser.add_argument("--rounds", type=int, default=7, help="repetitions behind each median")
+    parser = arguments(__doc__)
+    parser.add_argument("--quick", action="store_true", help="quarter width alone, batch 32")
     options = parser.parse_args()
-    run = partial(compare, rounds=options.rounds)
-    for width, batch in [(16, 32)] if options.quick else [(64, 32), (64, 128)]:
-        run(width, batch)
+    widths, batches, passes = ([16], [32], [1, 32]) if options.quick else (list(WIDTHS), [32, 128], [1, 8, 32, 128])
+    with reported(options.out) as output:
+        forward = {(width, batch): inference(width, batch, options.rounds) for width in widths for batch in passes}
+        columns = {
+            f"{WIDTHS[width]}batch {batch}": [
+                *training_steps(width, batch, options.rounds),
+                forward[width, batch],
+                last_stage(width, batch, options.rounds),
+            ]
+            for width in widths
+            for batch in batches
+        }
+        rows = [[name, *cells] for name, *cells in zip(ROWS, *columns.values(), strict=True)]
+        output.table("step", "ResNet-18 at 32×32 beside its plain training step", ["", *columns], rows)
+        names = {64: "ResNet-18", 16: "quarter width"}
+        rows = [[names[width], *(forward[width, batch] for batch in passes)] for width in widths]
+        title = "Linearised inference at 32×32, in plain forward passes"
+        output.table("inference", title, ["", *(f"batch {batch}" for batch in passes)], rows)
 
 
 if __name__ == "__main__":

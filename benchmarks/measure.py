@@ -45,7 +45,11 @@ class Spread:
         return cls(median, low, high)
 
     def __str__(self) -> str:
-        return f"{self.median:.2f} ({self.low:.2f}–{self.high:.2f})"
+        return f"{self:.2f}"
+
+    def __format__(self, how: str) -> str:
+        median, low, high = (format(value, how or ".2f") for value in (self.median, self.low, self.high))
+        return f"{median} ({low}–{high})"
 
 
 @dataclass(frozen=True)
@@ -163,10 +167,12 @@ class Output:
         partial.replace(self.file)
 
 
-def arguments(description: str | None, rounds: int = ROUNDS) -> argparse.ArgumentParser:
-    """The options that benchmarks share: `--rounds` and `--out`."""
+def arguments(description: str | None, rounds: int | None = ROUNDS) -> argparse.ArgumentParser:
+    """The options that benchmarks share: `--rounds`, unless there are none, and `--out`."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=rounds, help="turns behind each median (default: %(default)s)")
+    if rounds is not None:
+        how = "turns behind each median (default: %(default)s)"
+        parser.add_argument("--rounds", type=int, default=rounds, help=how)
     parser.add_argument("--out", type=Path, help="a file that keeps the tables, such as results/benchmarks/NAME.json")
     return parser
 

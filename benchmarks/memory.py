@@ -7,14 +7,13 @@ The networks have random weights, which changes no size. Each row is a process o
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
-from measure import peak_memory, table
+from measure import arguments, peak_memory, reported
 
 ROWS = (("resnet18", 224), ("resnet50", 224), ("tf_efficientnet_lite0", 192), ("vit_small_patch16_224", 224))
 
@@ -37,18 +36,20 @@ def prepared(name: str, method: str, size: int, count: int) -> Callable[[], Any]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__, rounds=None)
     parser.add_argument("--images", type=int, default=250, help="how many are learned")
     options = parser.parse_args()
     if importlib.util.find_spec("timm") is None:
         print("benchmarks/memory.py needs timm: left out")
         return
-    rows = []
-    for name, size in ROWS:
-        peaks = [peak_memory(prepared, name, method, size, options.images) for method in ("ridge", "dlcft-exact")]
-        rows.append([name, f"{size} × {size}", *(f"{peak / 1e6:,.0f}" for peak in peaks)])
-        print(*rows[-1], flush=True)
-    table(f"Peak memory, MB, {options.images} images", ["network", "pixels", "`ridge`", "`dlcft-exact`"], rows)
+    with reported(options.out) as output:
+        rows = []
+        for name, size in ROWS:
+            peaks = [peak_memory(prepared, name, method, size, options.images) for method in ("ridge", "dlcft-exact")]
+            rows.append([name, f"{size} × {size}", *(f"{peak / 1e6:,.0f}" for peak in peaks)])
+            print(*rows[-1], flush=True)
+        header = ["network", "pixels", "`ridge`", "`dlcft-exact`"]
+        output.table("peaks", f"Peak memory, MB, {options.images} images", header, rows)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,15 @@
-"""How long `import dlcft` and `dlcft --help` take: medians, in units of bare Python and of `import torch`.
+"""How long `import dlcft` and `dlcft --help` take, in units of bare Python and of `import torch`.
 
-Rounds are interleaved, so that a busy machine slows all of them alike: `python benchmarks/startup.py --rounds 9`.
+python benchmarks/startup.py
 """
 
-import argparse
-import statistics
+from __future__ import annotations
+
 import subprocess
 import sys
-import time
+from functools import partial
+
+from measure import arguments, reported, timed
 
 PROGRAMS = {
     "python": ["-c", "pass"],
@@ -18,26 +20,17 @@ PROGRAMS = {
 }
 
 
-def seconds(arguments):
-    start = time.perf_counter()
-    subprocess.run([sys.executable, *arguments], check=True, capture_output=True)
-    return time.perf_counter() - start
+def run(options: list[str]) -> None:
+    subprocess.run([sys.executable, *options], check=True, capture_output=True)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=9)
-    rounds = parser.parse_args().rounds
-    taken = {name: [] for name in PROGRAMS}
-    for number in range(rounds + 1):
-        for name, arguments in PROGRAMS.items():
-            found = seconds(arguments)
-            if number:  # the first round fills the disk's cache
-                taken[name].append(found)
-    median = {name: statistics.median(found) for name, found in taken.items()}
-    print(f"{'':14} {'of python':>10} {'of import torch':>16}")
-    for name, found in median.items():
-        print(f"{name:14} {found / median['python']:10.2f} {found / median['import torch']:16.2f}")
+def main() -> None:
+    options = arguments(__doc__).parse_args()
+    with reported(options.out) as output:
+        times = timed({name: partial(run, given) for name, given in PROGRAMS.items()}, options.rounds)
+        units = ("python", "import torch")
+        rows = [[name, *(str(times.ratio(name, unit)) for unit in units)] for name in PROGRAMS]
+        output.table("startup", "Time to start", ["", *(f"of `{unit}`" for unit in units)], rows)
 
 
 if __name__ == "__main__":

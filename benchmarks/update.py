@@ -7,19 +7,18 @@
 Needs timm. The networks have random weights, which changes no cost. Each row is a process of its own: it learns three
 small tasks, from which the costs of an image and of a task are told apart and counted up to 1,000 images, five epochs;
 then it trains the plain network for two epochs, which its time is divided by. Memory is the peak of that process up to
-the end of the last task, Python and torch included; disk is one version.
+the end of the last task, Python and torch included; disk is one version. Processes are slow: there are three rounds.
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import time
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from measure import table
+from measure import Times, arguments, reported
 from torch import nn
 
 from dlcft import Learner
@@ -110,9 +109,15 @@ def measure(name: str, last: list[str], way: str, size: int, batch: int) -> Cost
     return Cost(seconds, plain_epochs(backbone, size, batch) * EPOCHS * IMAGES, peak, state)
 
 
+def cell(costs: list[Cost]) -> str:
+    times = Times({"learning": [cost.learning for cost in costs], "plain": [cost.plain for cost in costs]})
+    peak, state = (max(getattr(cost, name) for cost in costs) for name in ("peak", "state"))
+    return f"{times.ratio('learning', 'plain')} · {peak / 1e9:.1f} GB · {state / 1e6:.0f} MB"
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="ResNet-18 at 64 pixels")
+    parser = arguments(__doc__, rounds=3)
+    parser.add_argument("--quick", action="store_true", help="ResNet-18 at 64 pixels, one round")
     parser.add_argument("--size", type=int, default=128, help="height and width of the images")
     parser.add_argument("--batch", type=int, default=8, help="images a step")
     parser.add_argument("--networks", nargs="*", choices=NETWORKS, default=list(NETWORKS))
@@ -121,17 +126,23 @@ def main() -> None:
     if importlib.util.find_spec("timm") is None:
         print("benchmarks/update.py needs timm: left out")
         return
-    size = 64 if options.quick else options.size
-    for network_name in ["ResNet-18"] if options.quick else options.networks:
-        name, last = NETWORKS[network_name]
-        rows = []
-        for way in options.ways:
-            cost = apart(measure, name, last, way, size, options.batch)
-            ratio = f"{cost.learning / cost.plain:.2f}"
-            rows.append([way, ratio, f"{cost.peak / 1e9:.1f}", f"{cost.state / 1e6:.0f}"])
-            print(network_name, *rows[-1], flush=True)
-        header = ["", f"time, in {EPOCHS} epochs of plain fine-tuning", "peak memory, GB", "on disk, MB"]
-        table(f"{network_name}, {IMAGES:,} images of {size}×{size}, batch {options.batch}", header, rows)
+    size, rounds = (64, 1) if options.quick else (options.size, options.rounds)
+    networks = ["ResNet-18"] if options.quick else options.networks
+    with reported(options.out) as output:
+        cells: dict[tuple[str, str], str] = {}
+        for name in networks:
+            costs: dict[str, list[Cost]] = {way: [] for way in options.ways}
+            for _ in range(rounds):
+                for way in options.ways:
+                    costs[way].append(apart(measure, *NETWORKS[name], way, size, options.batch))
+            cells |= {(name, way): cell(costs[way]) for way in options.ways}
+            for way in options.ways:
+                print(f"{name}, {way}: {cells[name, way]}", flush=True)
+        rows = [[way, *(cells[name, way] for name in networks)] for way in options.ways]
+        title = (
+            f"{IMAGES:,} images of {size}×{size}, batch {options.batch}; time in {EPOCHS} epochs of plain fine-tuning"
+        )
+        output.table("update", title, ["time · memory · disk", *networks], rows)
 
 
 if __name__ == "__main__":

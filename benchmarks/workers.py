@@ -3,21 +3,17 @@
     python benchmarks/workers.py                # the shipped network at 32 pixels, and ResNet-18 at 224: minutes
     python benchmarks/workers.py --quick        # fewer images, one round
 
-One worker and two take turns, each in new processes; a ratio is the median over rounds, with the smallest and the
-largest beside it. The limit is that of this machine: two processes that learn half of the images each, and do not know
-of each other. Exchange is the time inside torch.distributed, waiting for the other worker included. Bytes are those
-of the tensors that one worker gives away; gloo sends them about twice (2·(n − 1)/n times, for n workers).
+One worker and two take turns, each in new processes. The limit is that of this machine: two processes that learn half
+of the images each, and do not know of each other. Exchange is the time inside torch.distributed, waiting for the other
+worker included. Bytes are those of the tensors that one worker gives away; gloo sends them about twice (2·(n − 1)/n
+times, for n workers).
 """
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import os
-import platform
-import statistics
-import sys
 import tarfile
 import tempfile
 import time
@@ -30,7 +26,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from measure import medians, table
+from measure import Times, arguments, reported, timed
 from PIL import Image
 
 from dlcft import Learner
@@ -120,22 +116,22 @@ def measured(job: dict[str, Any], workers: int, *, apart: bool = False) -> dict[
 
 def speed(title: str, job: dict[str, Any], rounds: int) -> list[str]:
     """How much faster two workers are than one, and what they exchange."""
-    ratios, limits, shares, facts, rates = [], [], [], {}, []
-    for _ in range(rounds):
-        one, two, apart = measured(job, 1), measured(job, 2), measured(job, 2, apart=True)
-        ratios.append(one["learning"] / two["learning"])
-        limits.append(one["learning"] / apart["learning"])
-        shares.append(two["seconds"] / two["learning"])
-        rates.append(job["images"] / one["learning"])
-        facts = two
-    low, high = min(ratios), max(ratios)
+    found = [(measured(job, 1), measured(job, 2), measured(job, 2, apart=True)) for _ in range(rounds)]
+    times = Times(
+        {
+            "one": [one["learning"] for one, _, _ in found],
+            "two": [two["learning"] for _, two, _ in found],
+            "apart": [apart["learning"] for _, _, apart in found],
+            "exchange": [two["seconds"] for _, two, _ in found],
+        }
+    )
     return [
         title,
-        f"{statistics.median(rates):.0f}",
-        f"{statistics.median(ratios):.2f} ({low:.2f} to {high:.2f})",
-        f"{statistics.median(limits):.2f}",
-        f"{statistics.median(shares):.1%}",
-        f"{facts['bytes'] / 1e6:.1f} MB",
+        f"{job['images'] / times['one']:,.0f}",
+        str(times.ratio("one", "two")),
+        str(times.ratio("one", "apart")),
+        f"{times.ratio('exchange', 'two').median:.1%}",
+        f"{found[-1][1]['bytes'] / 1e6:.1f} MB",
     ]
 
 
@@ -152,12 +148,14 @@ def traffic(quick: bool) -> list[list[str]]:
     for title, job in jobs:
         found = measured(job, 2)
         steps = "once" if title == "closed form" else "2 steps and the curvature"
-        size = f"{found['features']:.0f}" if title == "closed form" else f"{found['parameters'] / 1e6:.2f} M parameters"
+        size = (
+            f"{found['features']:,.0f}" if title == "closed form" else f"{found['parameters'] / 1e6:.2f} M parameters"
+        )
         rows.append([title, size, str(job.get("classes", CLASSES)), steps, f"{found['bytes'] / 1e6:.1f} MB"])
     return rows
 
 
-def reading() -> list[list[str]]:
+def reading(rounds: int) -> list[list[str]]:
     """How fast one thread finds and reads photographs in a .tar."""
     draw, buffer = np.random.default_rng(0), io.BytesIO()
     coarse = Image.fromarray(draw.integers(0, 256, (24, 32, 3), dtype=np.uint8))
@@ -174,37 +172,35 @@ def reading() -> list[list[str]]:
                     tar.addfile(info, io.BytesIO(part))
         samples = Samples(path, preprocess=Preprocess(size=(224, 224)))
         programs = {"index": lambda: Samples(path), "read": lambda: samples.fetch(torch.arange(64))}
-        seconds = medians(programs, 5)
-    return [[f"{len(content) / 1e3:.0f} kB", f"{2000 / seconds['index']:.0f}", f"{64 / seconds['read']:.0f}"]]
+        times = timed(programs, rounds)
+    return [[f"{len(content) / 1e3:.0f} kB", f"{2000 / times['index']:,.0f}", f"{64 / times['read']:,.0f}"]]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__, rounds=5)
     parser.add_argument("--quick", action="store_true", help="fewer images, one round")
-    parser.add_argument("--rounds", type=int, default=5, help="repetitions behind each median")
     options = parser.parse_args()
-    load = os.getloadavg()[0]
-    print(f"torch {torch.__version__}, Python {platform.python_version()}, {os.cpu_count()} cores, load {load:.1f}\n")
-    if load > 0.5:
-        print("The machine is not idle: two workers look slower than they are.", file=sys.stderr)
     few, rounds = (8, 1) if options.quick else (1, options.rounds)
     shipped = {"backbone": "shipped", "size": 32}
     jobs = {
-        "`dlcft-exact`, shipped, 32 px": shipped | {"images": 4096 // few, "method": "dlcft-exact", "settings": {}},
-        "`dlcft`, shipped, 32 px": shipped | {"images": 2048 // few, "method": "dlcft", "settings": TRAINED},
+        "`dlcft-exact`, shipped network, 32 px": shipped
+        | {"images": 4096 // few, "method": "dlcft-exact", "settings": {}},
+        "`dlcft`, shipped network, 32 px": shipped | {"images": 2048 // few, "method": "dlcft", "settings": TRAINED},
     }
     if not options.quick:
         jobs["`dlcft-exact`, ResNet-18, 224 px"] = {
             **{"backbone": "resnet18", "size": 224, "images": 256, "method": "dlcft-exact"},
             "settings": {"batch_size": 32},
         }
-    rows = [speed(title, job, rounds) for title, job in jobs.items()]
-    table(
-        "Two workers", ["", "images/s, one worker", "two / one", "limit", "of it exchange", "given away by each"], rows
-    )
-    grown = ["", "features or parameters", "classes", "exchanged", "given away by each"]
-    table("Bytes", grown, traffic(options.quick))
-    table("Photographs of 500×375 in a .tar", ["each", "found a second", "read at 224 px a second"], reading())
+    torch.set_num_threads(1)
+    with reported(options.out) as output:
+        rows = [speed(f"{title}, {job['images']:,} images", job, rounds) for title, job in jobs.items()]
+        header = ["", "images/s, one worker", "two / one", "limit", "of it exchange", "given away by each"]
+        output.table("speed", "Two workers", header, rows)
+        header = ["", "features or parameters", "classes", "exchanged", "given away by each"]
+        output.table("bytes", "Bytes", header, traffic(options.quick))
+        header = ["each", "found a second", "read at 224 px a second"]
+        output.table("reading", "Photographs of 500×375 in a .tar", header, reading(rounds))
 
 
 if __name__ == "__main__":
