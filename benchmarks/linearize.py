@@ -10,6 +10,8 @@ linearised one 5 (two more forward): the limit of their ratio is 5/3 = 1.67. All
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +21,7 @@ from torch.func import functional_call, jvp
 
 from dlcft import Linearized, fold_batchnorm
 from dlcft.backbones import ResNet18
+from dlcft.network.values import Values
 
 Step = Callable[[], object]
 
@@ -170,6 +173,28 @@ def inference(width: int, batch: int, rounds: int) -> str:
     return str(times.ratio("linearised", "plain"))
 
 
+def kept(width: int, batch: int, train: str | None, rounds: int) -> list[str]:
+    """A step whose frozen values are read from memory beside one that computes them, and the bytes of an image."""
+    samples = 4 * batch  # a batch is drawn from them, as in training
+    x = torch.randn(samples, 3, 32, 32).contiguous(memory_format=torch.channels_last)
+    model = Linearized(network(width), train=train)
+    values = Values(model, x.split(batch), samples, float("inf"))
+    parameters = list(model.delta.parameters())
+
+    def step(recalls: bool) -> None:
+        indices = torch.randperm(samples)[:batch]
+        chosen = x[indices]
+        with model.recalling(chosen, values, indices) if recalls else nullcontext():
+            training(model, parameters, chosen)()
+
+    programs = {"plain": plain(width, batch), "computed": partial(step, False), "kept": partial(step, True)}
+    times = timed(programs, rounds)
+    ratios = [
+        str(times.ratio(name, to)) for name, to in (("computed", "plain"), ("kept", "plain"), ("kept", "computed"))
+    ]
+    return [*ratios, f"{values.bytes / samples / 1e6:.2f}"]
+
+
 ROWS = [
     "linearised training step, time (the limit by arithmetic is 1.67)",
     "the same with layer-by-layer dual modules, as the paper describes",
@@ -199,6 +224,15 @@ def main() -> None:
         }
         rows = [[name, *cells] for name, *cells in zip(ROWS, *columns.values(), strict=True)]
         output.table("step", "ResNet-18 at 32×32 beside its plain training step", ["", *columns], rows)
+        header = ["", "values computed / plain step", "kept / plain step", "kept / computed", "MB an image"]
+        parts = {"all layers": None, "the last stage": "layer4"}
+        rows = [
+            [f"{WIDTHS[width]}batch {batch}, {part} trained", *kept(width, batch, train, options.rounds)]
+            for width in widths
+            for batch in batches
+            for part, train in parts.items()
+        ]
+        output.table("kept", "Linearised training step with values of frozen layers kept", header, rows)
         names = {64: "ResNet-18", 16: "quarter width"}
         rows = [[names[width], *(forward[width, batch] for batch in passes)] for width in widths]
         title = "Linearised inference at 32×32, in plain forward passes"

@@ -52,6 +52,9 @@ NETWORKS = {
     "in place": lambda: nn.Sequential(
         nn.Conv2d(3, 8, 3), nn.ReLU(inplace=True), nn.Conv2d(8, 4, 4), nn.ReLU(inplace=True), nn.Flatten()
     ),
+    "pooled": lambda: nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.MaxPool2d(2), nn.GELU(), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(32, 4)
+    ),
     "tokens": lambda: nn.Sequential(
         nn.Flatten(2), nn.Linear(36, 8), nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True), nn.Flatten()
     ),
@@ -98,7 +101,7 @@ def test_only_the_batch_itself_is_recalled():
 
 def test_layers_below_the_first_trainable_one_are_not_kept():
     network = nn.Sequential(
-        nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 2), nn.ReLU(), nn.Flatten()
+        nn.Conv2d(3, 16, 3), nn.ReLU(inplace=True), nn.Conv2d(16, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 2), nn.ReLU(), nn.Flatten()
     )
     linear, x = linearised(network, train="4"), images()
     values = Values(linear, [x], SAMPLES, 1e9)

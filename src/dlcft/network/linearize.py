@@ -144,7 +144,6 @@ class Linearized(Frozen):
 
     def change_by(self, delta: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """`J(x)·delta` for another delta."""
-        self._decide_in_place((x,), {})
         return self._split((x,), {}, delta)[1]
 
     def extra_repr(self) -> str:

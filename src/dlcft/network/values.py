@@ -69,6 +69,7 @@ def _chosen(network: Linearized, few: Tensor) -> list[_Kept]:
     numbers = torch.Generator().manual_seed(0)
     delta = {name: torch.randn(p.shape, generator=numbers).to(p) for name, p in network.delta.named_parameters()}
     looking = _Looking()
+    network.value(few)  # decides which activations work in place, by passes of its own
     with passing(looking):
         wanted = network.change_by(delta, few)
     places = torch.arange(len(few), device=few.device)
@@ -107,7 +108,7 @@ class _Kept:
 
     x: _Rows | None
     value: _Rows | None
-    like: Tensor  # a value's shape and kind
+    like: Tensor  # the value of one sample, for its shape and kind
 
     @classmethod
     def of(cls, x: Tensor, value: Tensor, carries: bool, learns: bool, *, short: bool) -> _Kept:
@@ -161,8 +162,8 @@ class Reading:
 
     def layer(self, x: Tensor, compute: Compute, carries: bool, learns: bool) -> tuple[Tensor, Tensor]:
         kept = _next(self.layers)
-        if kept.value is None:  # nothing above needs it
-            return x, kept.like.new_zeros(len(self.indices), *kept.like.shape[1:])
+        if kept.value is None:  # nothing above needs it, so one sample will do for the operations in between
+            return x, torch.zeros_like(kept.like)
         return x if kept.x is None else kept.x.at(self.indices), kept.value.at(self.indices)
 
 
