@@ -33,7 +33,7 @@ from dlcft import Learner
 from dlcft.backbones import load_backbone
 
 LONG = 10.0  # programs that take more seconds together run once
-BATCH = 64  # of a plain forward pass: the largest part that closed form takes at once
+BATCH = 64  # of a plain forward pass of 32×32; as many pixels of larger images, so that activations fit in the cache
 DEPTH = 4096  # features of all depths, by default; the shipped network has few more, so that random ones fill up
 SEVERAL = 256  # images that are predicted, at the most
 
@@ -148,7 +148,7 @@ def started(case: Case) -> Learner:
     scenario: Any = case.scenario
     learner = Learner(network(), case.method, scenario=scenario, device="cpu", **case.settings)
     head = "0" if case.scenario == "task-il" else None
-    learner.learn(images(case.past, case.classes, case.size), head=head, progress=False)
+    learner.learn(images(case.past, case.classes), head=head, progress=False)  # small: their size changes no state
     return learner
 
 
@@ -214,7 +214,7 @@ def whole_step(case: Case) -> Program:
 
 @torch.no_grad()
 def forward(x: Tensor) -> None:
-    for part in x.split(BATCH):
+    for part in x.split(max(4, BATCH * 32**2 // x.shape[-1] ** 2)):
         network()(part)
 
 
@@ -255,6 +255,7 @@ def measured(case: Case, rounds: int, *, peak: bool) -> dict[str, Any]:
 
 def grown(quantity: str, options: Any, work: str) -> list[dict[str, Any]]:
     found = cases(quantity, quick=options.quick, work=work)
+    found = [case for case in found if options.points is None or case.value in options.points]
     if quantity == "tasks":
         build_chains(found)
     points = []
@@ -270,6 +271,7 @@ def main() -> None:
     parser = arguments(__doc__, rounds=3)
     parser.add_argument("--quick", action="store_true", help="two small points each, no peak memory")
     parser.add_argument("--only", default=",".join(POINTS), help="some of: %(default)s")
+    parser.add_argument("--points", type=int, nargs="+", help="of --only, these points alone")
     parser.add_argument("--work", help="a directory that keeps the learners of many tasks")
     parser.add_argument("--draw", action="store_true", help="measure nothing; draw docs/figures/growth.svg")
     options = parser.parse_args()

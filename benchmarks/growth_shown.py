@@ -64,9 +64,13 @@ def tables(figures: dict[str, Any]) -> Iterator[tuple[str, str, list[str], list[
     for quantity in (name for name in BASES if name in figures):
         points = figures[quantity]
         columns = _columns(points)
-        header = [BASES[quantity], *(f"{method}: {COSTS[name]}" for method, name in columns)]
+        header = [BASES[quantity], *(_head(method, name) for method, name in columns)]
         rows = [row for scenario in SCENARIOS for row in _rows(points, scenario, columns)]
         yield quantity, f"One more task by {TITLES[quantity]}", header, rows
+
+
+def _head(method: str, name: str) -> str:
+    return "plain forward pass" if method == "plain" else f"{method}: {COSTS[name]}"
 
 
 def _columns(points: Sequence[Point]) -> list[tuple[str, str]]:
@@ -122,6 +126,8 @@ def drawn(figures: dict[str, Any], picture: Path) -> None:
         low, high = min(a.get_ylim()[0] for a in row), max(a.get_ylim()[1] for a in row)
         for axis in row:
             axis.set_ylim(low, high)
+            axis.yaxis.set_major_formatter(_plainly)
+            axis.yaxis.set_minor_formatter(lambda *_: "")
             axis.tick_params(labelleft=axis is row[0])
     handles = {label: line for axis in axes.flat for line, label in zip(*axis.get_legend_handles_labels(), strict=True)}
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=len(handles), frameon=False)
@@ -142,7 +148,7 @@ def _line(axis: Any, points: Sequence[Point], name: str) -> None:
     if scenario == "task-il":
         label = f"{method}, a head for each task"
     values = [point["value"] for point in points]
-    axis.plot(values, heights, mark, ls=SCENARIOS[scenario], color=colour, label=label, ms=3.5, lw=1.2)
+    axis.plot(values, heights, marker=mark, ls=SCENARIOS[scenario], color=colour, label=label, ms=3.5, lw=1.2)
 
 
 def _ticks(axis: Any, values: Sequence[int]) -> None:
@@ -152,4 +158,9 @@ def _ticks(axis: Any, values: Sequence[int]) -> None:
         places = sorted(set(values))
         axis.set_xticks([places[0], places[len(places) // 2], places[-1]], minor=False)
         axis.set_xticks([], minor=True)
-        axis.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    axis.xaxis.set_major_formatter(_plainly)
+    axis.xaxis.set_minor_formatter(lambda *_: "")
+
+
+def _plainly(value: float, _: object) -> str:
+    return f"{value:,.0f}" if value >= 1 else f"{value:g}"
