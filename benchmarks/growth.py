@@ -4,7 +4,8 @@
     python benchmarks/growth.py --quick                                # small, without memory, half a minute
     python benchmarks/growth.py --draw                                 # docs/figures/growth.svg from the kept numbers
 
-`--only classes,size` measures some and keeps the others of `--out`. `--work DIR` keeps the learners of many tasks.
+`--only classes,size` measures some and keeps the others of `--out`; `--rounds 1` is quicker. `--work DIR` keeps the
+learners of many tasks.
 
 One quantity grows, all else is held (`cases`). Timed is one more task: `learn`, in closed form also `solve`, and
 `predict`. Their unit is a plain forward pass over the images of an unchanged task, in the same round. Images are
