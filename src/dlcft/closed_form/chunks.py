@@ -27,11 +27,11 @@ class Chunked(Frozen):
 
     Attributes:
         at_once: whether a batch is taken whole instead, whatever memory that needs.
-        bfloat16: whether the network, and nothing else, is computed in bfloat16.
+        in_bfloat16: whether the network, and nothing else, is computed in bfloat16.
     """
 
     at_once: bool = False
-    bfloat16: bool = False
+    in_bfloat16: bool = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Chunked(Frozen):
 
     def precision(self, like: Tensor, *, network: bool) -> AbstractContextManager[Any]:
         """In which the network is computed, or, inside of that, what is made of its activations."""
-        return torch.autocast(like.device.type, torch.bfloat16, enabled=network) if self.bfloat16 else nullcontext()
+        return torch.autocast(like.device.type, torch.bfloat16, enabled=network) if self.in_bfloat16 else nullcontext()
 
 
 @torch.no_grad()

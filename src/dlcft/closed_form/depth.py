@@ -112,7 +112,7 @@ class DepthFeatures(Chunked):
         self, backbone: nn.Module, activations: Sequence[Activation], *, seed: int = 0, bfloat16: bool = False
     ) -> None:
         super().__init__()
-        self.base, self.bfloat16 = frozen_copy(backbone), bfloat16
+        self.base, self.in_bfloat16 = frozen_copy(backbone), bfloat16
         self.activations = list(activations)
         self.length = sum(activation.length for activation in activations)
         generator = torch.Generator().manual_seed(seed)

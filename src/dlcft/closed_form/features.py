@@ -106,7 +106,7 @@ class FrozenFeatures(Chunked):
         bfloat16: bool = False,
     ) -> None:
         super().__init__()
-        self.base, self.bfloat16 = copy.deepcopy(backbone).eval().requires_grad_(False), bfloat16
+        self.base, self.in_bfloat16 = copy.deepcopy(backbone).eval().requires_grad_(False), bfloat16
         generator, like = torch.Generator().manual_seed(seed), reference(self.base)
         weight = _random(random, width, generator=generator)
         phase = 2 * math.pi * torch.rand(random, generator=generator, dtype=torch.float64)
@@ -119,7 +119,7 @@ class FrozenFeatures(Chunked):
         like = reference(self.base)
         with self.precision(like, network=True):
             z = self.in_chunks(lambda part: choose_output(call(self.base, part), None), x)
-        z = z.to(like.dtype) if self.bfloat16 else z
+        z = z.to(like.dtype) if self.in_bfloat16 else z
         if self.weight is None:
             return z
         if self.phase is None:
