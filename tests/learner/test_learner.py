@@ -378,8 +378,8 @@ def test_der_keeps_what_was_answered_and_new_outputs_at_zero():
             lambda: Learner(backbone(), "dlcft-exact", epochs=500),
             ValueError,
             r"dlcft-exact has no setting 'epochs'; did you mean 'start_epochs'\? It has depth_features, "
-            "random_features, tangent_features, tangent_share, direction, scale, random_kind, bandwidth, batch_size, "
-            "augment, ridge, weigh_by, equal_classes, solution",
+            "random_features, tangent_features, tangent_share, direction, scale, random_kind, bandwidth, bfloat16, "
+            "batch_size, augment, ridge, weigh_by, equal_classes, solution",
         ),
         (lambda: make("dlcft", curvature="kfacc"), ValueError, r"unknown curvature 'kfacc'; did you mean 'kfac'\?"),
         (lambda: make("dlcft", curvature="kfac"), ValueError, "curvature='kfac' has no effect in 'class-il': the back"),

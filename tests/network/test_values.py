@@ -101,7 +101,13 @@ def test_only_the_batch_itself_is_recalled():
 
 def test_layers_below_the_first_trainable_one_are_not_kept():
     network = nn.Sequential(
-        nn.Conv2d(3, 16, 3), nn.ReLU(inplace=True), nn.Conv2d(16, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 2), nn.ReLU(), nn.Flatten()
+        nn.Conv2d(3, 16, 3),
+        nn.ReLU(inplace=True),
+        nn.Conv2d(16, 8, 3),
+        nn.ReLU(),
+        nn.Conv2d(8, 4, 2),
+        nn.ReLU(),
+        nn.Flatten(),
     )
     linear, x = linearised(network, train="4"), images()
     values = Values(linear, [x], SAMPLES, 1e9)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -26,9 +27,11 @@ class Chunked(Frozen):
 
     Attributes:
         at_once: whether a batch is taken whole instead, whatever memory that needs.
+        in_bfloat16: whether the network, and nothing else, is computed in bfloat16.
     """
 
     at_once: bool = False
+    in_bfloat16: bool = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,6 +40,10 @@ class Chunked(Frozen):
     def in_chunks(self, compute: Callable[[Input], Tensor], x: Input) -> Tensor:
         """`compute(x)`, a row for each sample."""
         return compute(x) if self.at_once else in_chunks(compute, x, self._known)
+
+    def precision(self, like: Tensor, *, network: bool) -> AbstractContextManager[Any]:
+        """In which the network is computed, or, inside of that, what is made of its activations."""
+        return torch.autocast(like.device.type, torch.bfloat16, enabled=network) if self.in_bfloat16 else nullcontext()
 
 
 @torch.no_grad()

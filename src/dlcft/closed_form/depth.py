@@ -105,11 +105,14 @@ class DepthFeatures(Chunked):
         backbone: any module that maps a batch to feature vectors z.
         activations: see `find_activations`; they depend on the network and the shape of its inputs alone.
         seed: the seed of all random matrices.
+        bfloat16: see `Chunked`.
     """
 
-    def __init__(self, backbone: nn.Module, activations: Sequence[Activation], *, seed: int = 0) -> None:
+    def __init__(
+        self, backbone: nn.Module, activations: Sequence[Activation], *, seed: int = 0, bfloat16: bool = False
+    ) -> None:
         super().__init__()
-        self.base = frozen_copy(backbone)
+        self.base, self.in_bfloat16 = frozen_copy(backbone), bfloat16
         self.activations = list(activations)
         self.length = sum(activation.length for activation in activations)
         generator = torch.Generator().manual_seed(seed)
@@ -147,9 +150,12 @@ class DepthFeatures(Chunked):
             if index is not None:
                 a = a.to(self.dtype)
                 rows = self.activations[index].rows(a, samples)
-                found[index].append((rows.shape[1], self._moments(index, a, rows, _weights(rows, mask, own_mask))))
+                with self.precision(a, network=False):
+                    moments = self._moments(index, a, rows, _weights(rows, mask, own_mask))
+                found[index].append((rows.shape[1], moments))
 
-        with AnyLayout(), watching(self.base, {one.layer for one in self.activations}, note):
+        watched = watching(self.base, {one.layer for one in self.activations}, note)
+        with AnyLayout(), self.precision(reference(self.base), network=True), watched:
             z = choose_output(call(self.base, x), None)
         blocks = [z.to(self.dtype)]
         for one, uses in zip(self.activations, found, strict=True):

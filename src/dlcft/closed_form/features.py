@@ -84,6 +84,7 @@ class FrozenFeatures(Chunked):
         random: the number of random features, D; 0 for z itself.
         bandwidth: of random Fourier features; None for `relu(P z)`.
         seed: the seed of P, W and p.
+        bfloat16: see `Chunked`.
 
     References:
         Rahimi and Recht, Random features for large-scale kernel machines, 2007.
@@ -95,10 +96,17 @@ class FrozenFeatures(Chunked):
     phase: Tensor | None
 
     def __init__(
-        self, backbone: nn.Module, width: int, *, random: int = 0, bandwidth: float | None = None, seed: int = 0
+        self,
+        backbone: nn.Module,
+        width: int,
+        *,
+        random: int = 0,
+        bandwidth: float | None = None,
+        seed: int = 0,
+        bfloat16: bool = False,
     ) -> None:
         super().__init__()
-        self.base = copy.deepcopy(backbone).eval().requires_grad_(False)
+        self.base, self.in_bfloat16 = copy.deepcopy(backbone).eval().requires_grad_(False), bfloat16
         generator, like = torch.Generator().manual_seed(seed), reference(self.base)
         weight = _random(random, width, generator=generator)
         phase = 2 * math.pi * torch.rand(random, generator=generator, dtype=torch.float64)
@@ -108,7 +116,10 @@ class FrozenFeatures(Chunked):
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """Features, samples × features."""
         x: Input = kwargs if kwargs else args[0] if len(args) == 1 else args
-        z = self.in_chunks(lambda part: choose_output(call(self.base, part), None), x)
+        like = reference(self.base)
+        with self.precision(like, network=True):
+            z = self.in_chunks(lambda part: choose_output(call(self.base, part), None), x)
+        z = z.to(like.dtype) if self.in_bfloat16 else z
         if self.weight is None:
             return z
         if self.phase is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import platform
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 from typing import Any
@@ -86,6 +87,8 @@ class Builder:
             raise TypeError(f"the backbone is a {type(backbone).__name__}; an nn.Module is needed.")
         backbone = with_features(backbone)
         self.recipe, self.seed, self.device, self.preprocess = recipe, seed, device, preprocess
+        if isinstance(recipe.model, Features) and recipe.model.bfloat16 and reference(backbone).dtype != torch.float32:
+            raise ValueError(f"bfloat16=True is for a float32 network; this one has {reference(backbone).dtype}.")
         self.train = named_selection(backbone, train)
         self.fingerprint = fingerprint(backbone)
         self.backbone = _prepared(backbone, recipe, self.train, preprocess).to(device)
@@ -184,7 +187,7 @@ class Builder:
         width, random = z.shape[1], model.random_features
         if model.depth_features:
             assert self.activations is not None
-            depth = DepthFeatures(self.backbone, self.activations, seed=self.seed)
+            depth = DepthFeatures(self.backbone, self.activations, seed=self.seed, bfloat16=model.bfloat16)
             if not (random or model.tangent_features):
                 return depth, width + depth.length
             others, length = self._fixed_features(replace(model, depth_features=0), z)
@@ -192,8 +195,8 @@ class Builder:
             return Joined(depth, others, skipped), width + depth.length + length - skipped
         if not model.tangent_features:
             bandwidth = model.bandwidth if model.random_kind == "fourier" else None
-            fixed = FrozenFeatures(self.backbone, width, random=random, bandwidth=bandwidth, seed=self.seed)
-            return fixed, random or width
+            options: dict[str, Any] = {"random": random, "bandwidth": bandwidth, "bfloat16": model.bfloat16}
+            return FrozenFeatures(self.backbone, width, seed=self.seed, **options), random or width
         if model.direction == "random":
             direction = torch.randn(1, width, generator=torch.Generator().manual_seed(self.seed)).to(z)
         else:
@@ -272,3 +275,12 @@ def find_device(name: str) -> torch.device:
         usable = ", ".join(repr(n) for n, there in available.items() if there)
         raise ValueError(f"device is {name!r}; it must be 'auto' or, on this machine, one of {usable}.")
     return torch.device(name)
+
+
+def computes_bfloat16(device: torch.device) -> bool:
+    """Whether a device has instructions for bfloat16; a processor without them emulates it, slowly."""
+    if device.type != "cpu":
+        return True
+    if platform.machine().lower() in ("x86_64", "amd64"):
+        return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

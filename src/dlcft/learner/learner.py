@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -21,7 +22,14 @@ from dlcft.data.samples import Inputs, Samples, to_device
 from dlcft.data.sources import Tokenizer
 from dlcft.data.streams import is_stream
 from dlcft.learner.adopt import check_last, margin_scale, split_head
-from dlcft.learner.build import Builder, as_given, find_device, fingerprint, without_normalising
+from dlcft.learner.build import (
+    Builder,
+    as_given,
+    computes_bfloat16,
+    find_device,
+    fingerprint,
+    without_normalising,
+)
 from dlcft.learner.display import Report
 from dlcft.learner.gathering import fingerprint as fingerprint_of
 from dlcft.learner.heads import Heads
@@ -41,6 +49,8 @@ from dlcft.network.pooled import with_features
 from dlcft.store.files import CheckpointError
 from dlcft.store.store import Store
 
+log = logging.getLogger("dlcft")
+
 
 class Learner(Learning):
     """Learns task after task from a pre-trained backbone, without keeping their data.
@@ -54,7 +64,7 @@ class Learner(Learning):
         new_labels: "grow" or "error", for labels that a later task brings; "error" is the default of "data-il".
         seed: fixes everything random.
         device: "auto", "cpu", "cuda" or "mps".
-        amp: train in bfloat16 where the device's autocast does.
+        amp: train in bfloat16 where the device's autocast does; closed-form features have `bfloat16=True` for that.
         train: which of the backbone's parameters learn, see `Linearized`; recipes on its tangent space only.
         preprocess: of images, in learning and predicting alike.
         tokenizer: turns a list of texts into the backbone's inputs; with it strings are texts. It is not saved.
@@ -108,6 +118,8 @@ class Learner(Learning):
         self.seed = seed
         self.device = find_device(device)
         self.amp = amp
+        if (amp or self.recipe.settings.get("bfloat16")) and not computes_bfloat16(self.device):
+            log.warning("this processor has no instructions for bfloat16: it will be slower than float32")
         self.preprocess = preprocess
         self.tokenizer = tokenizer
         self.loss = self.recipe.model.make_loss()

@@ -203,7 +203,7 @@ class Run:
         (task, *others), backbone = self.tasks, self.model.backbone
         whole = self.settings.augment == "none" and not self.amp and not others and workers.count() == 1
         if not isinstance(backbone, Linearized) or not whole:
-            log.info(
+            log.warning(
                 "values of frozen layers are not kept: that is for one task on a linearised network, with "
                 "augment='none', in full precision and one process"
             )
@@ -212,12 +212,12 @@ class Run:
         assert isinstance(task.batches, Batches)
         one, other = (tree_leaves(task.batches.samples.fetch(few)) for _ in range(2))
         if not all(map(torch.equal, one, other)):
-            log.info("values of frozen layers are not kept: the samples differ each time they are read")
+            log.warning("values of frozen layers are not kept: the samples differ each time they are read")
             return None
         try:
             values = Values(backbone, (x for x, _ in task.batches), task.samples, self.cache)
         except NotKept as why:
-            log.info("values of frozen layers are not kept: %s", why)
+            log.warning("values of frozen layers are not kept: %s", why)
             return None
         log.info("values of frozen layers are kept in %.2f GB", values.bytes / 1e9)
         return values

@@ -129,6 +129,8 @@ class Features:
         direction: u of the tangent features: "random", independent of data; or "principal", of the first batch's
             features, half a point to a point better, and fixed from then on.
         scale: α of the targets.
+        bfloat16: compute the network in bfloat16 where the device's autocast does; the features that are made of its
+            activations, their sums and the heads stay in float32. For a float32 network, without tangent features.
     """
 
     depth_features: int = setting(0, least=0)
@@ -139,12 +141,15 @@ class Features:
     scale: float = setting(15.0, above=0)
     random_kind: str = setting("relu", among=("relu", "fourier"))
     bandwidth: float = setting(1.4, above=0)
+    bfloat16: bool = False
 
     def __post_init__(self) -> None:
         """Check the settings."""
         check_settings(self)
         if self.random_kind == "fourier" and (self.tangent_features or not self.random_features):
             raise ValueError("random_kind='fourier' needs random_features, and no tangent_features.")
+        if self.bfloat16 and self.tangent_features:
+            raise ValueError("bfloat16=True is for features of the forward pass, not for tangent_features.")
 
     @property
     def keeps_features(self) -> bool:
