@@ -123,14 +123,14 @@ def _weighted(rows: Tensor, weights: Tensor | None) -> Tensor:
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
     channels = total.shape[-1]
-    total += transposed_times(left.reshape(-1, channels), right.reshape(-1, channels))
+    total += transposed_times(*(rows.reshape(-1, channels).contiguous() for rows in (left, right)))
 
 
 def _add_line(total: Tensor, line: Tensor, weights: Tensor | None) -> None:
     """Add Σ_n w_n Σ_v x[v] x[v + d]ᵀ of lines (N, L, C) to total[d], as one product with all of the shifted lines."""
     channels = line.shape[-1]
     shifted = F.pad(_weighted(line, weights), (0, 0, 0, REACH)).unfold(1, TAPS, 1).mT.reshape(-1, TAPS * channels)
-    products = transposed_times(line.reshape(-1, channels), shifted)
+    products = transposed_times(line.reshape(-1, channels).contiguous(), shifted)
     total += products.unflatten(1, (TAPS, channels)).movedim(1, 0)
 
 
