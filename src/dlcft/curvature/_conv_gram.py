@@ -10,7 +10,10 @@ from __future__ import annotations
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+from dlcft.network.products import transposed_times
 
 TAPS = 3
 REACH = TAPS - 1  # largest distance between two pixels of one patch
@@ -58,12 +61,12 @@ class SameConvolutionGram:
             for j, other in enumerate((-1, 0)):
                 _add_product(self.corners[i, j], image[:, edge, other], _weighted(image[:, edge, other], weights))
 
-    def result(self) -> Tensor:
-        """Return the Gram matrix (9C, 9C) with columns in the order of `weight.flatten(1)`."""
+    def result(self, out: Tensor, *, add: bool) -> None:
+        """Write the Gram matrix (9C, 9C), its columns in the order of `weight.flatten(1)`, or add it to `out`."""
         channels = self.spectrum.shape[-1]
         blocks = (self.back @ self.spectrum.flatten(1)).view(len(LAGS), channels, channels)
         lags = {LAGS[i]: blocks[i] + blocks[-1 - i].T for i in range(len(LAGS) // 2, len(LAGS))}
-        gram = blocks.new_empty(channels, TAPS, TAPS, channels, TAPS, TAPS)
+        gram = out.unflatten(1, (channels, TAPS, TAPS)).unflatten(0, (channels, TAPS, TAPS))
         taps = [(p, q) for p in range(TAPS) for q in range(TAPS)]
         for first, (p, q) in enumerate(taps):
             for p_other, q_other in taps[first:]:
@@ -77,10 +80,9 @@ class SameConvolutionGram:
                     block = block - self.columns[q // 2][down]
                 if row and column:
                     block = block + self.corners[p // 2, q // 2]
-                gram[:, p, q, :, p_other, q_other] = block
+                _put(gram[:, p, q, :, p_other, q_other], block, add)
                 if (p_other, q_other) != (p, q):
-                    gram[:, p_other, q_other, :, p, q] = block.T
-        return gram.view(TAPS * TAPS * channels, TAPS * TAPS * channels)
+                    _put(gram[:, p_other, q_other, :, p, q], block.T, add)
 
     def _add_spectrum(self, image: Tensor, weights: Tensor | None) -> None:
         samples, height, _, channels = image.shape
@@ -108,20 +110,28 @@ class SameConvolutionGram:
         return torch.cat(kept).T
 
 
+def _put(place: Tensor, block: Tensor, add: bool) -> None:
+    if add:
+        place += block
+    else:
+        place.copy_(block)
+
+
 def _weighted(rows: Tensor, weights: Tensor | None) -> Tensor:
     return rows if weights is None else rows * weights.view(-1, *[1] * (rows.dim() - 1))
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
     channels = total.shape[-1]
-    total.addmm_(left.reshape(-1, channels).T, right.reshape(-1, channels))
+    total += transposed_times(*(rows.reshape(-1, channels).contiguous() for rows in (left, right)))
 
 
 def _add_line(total: Tensor, line: Tensor, weights: Tensor | None) -> None:
-    """Add Σ_n w_n Σ_v x[v] x[v + d]ᵀ of lines (N, L, C) to total[d]."""
-    right = _weighted(line, weights)
-    for distance in range(min(TAPS, line.shape[1])):
-        _add_product(total[distance], line[:, : line.shape[1] - distance], right[:, distance:])
+    """Add Σ_n w_n Σ_v x[v] x[v + d]ᵀ of lines (N, L, C) to total[d], as one product with all of the shifted lines."""
+    channels = line.shape[-1]
+    shifted = F.pad(_weighted(line, weights), (0, 0, 0, REACH)).unfold(1, TAPS, 1).mT.reshape(-1, TAPS * channels)
+    products = transposed_times(line.reshape(-1, channels).contiguous(), shifted)
+    total += products.unflatten(1, (TAPS, channels)).movedim(1, 0)
 
 
 def _transforms(height: int, width: int) -> tuple[Tensor, Tensor]:

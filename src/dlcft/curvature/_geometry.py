@@ -135,9 +135,16 @@ def weight_order(shape: Geometry, matrix: Tensor) -> Tensor:
     return result
 
 
-def symmetric_weight_order(shape: Geometry, matrix: Tensor) -> Tensor:
-    """Return the symmetric matrix (groups, K, K) with rows and columns moved to (channel, tap) order."""
-    return weight_order(shape, weight_order(shape, matrix).mT)
+def symmetric_weight_order(shape: Geometry, matrix: Tensor, result: Tensor) -> Tensor:
+    """Fill `result` with the matrix (groups, K, K), its rows and columns moved to (channel, tap) order."""
+    if shape.taps == 1 or shape.channels == 1:
+        return result.copy_(matrix)
+    size, by_tap, by_channel = shape.inputs, (shape.taps, shape.channels), (shape.channels, shape.taps)
+    inner = result[:, :size, :size].unflatten(2, by_channel).unflatten(1, by_channel)
+    inner.copy_(matrix[:, :size, :size].unflatten(2, by_tap).unflatten(1, by_tap).permute(0, 2, 1, 4, 3))
+    result[:, :, size:] = weight_order(shape, matrix[:, :, size:].mT).mT
+    result[:, size:, :size] = weight_order(shape, matrix[:, size:])[..., :size]
+    return result
 
 
 def tap_order(shape: Geometry, matrix: Tensor) -> Tensor:

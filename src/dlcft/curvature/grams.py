@@ -34,6 +34,7 @@ from dlcft.curvature._geometry import (
     weight_order,
     windows,
 )
+from dlcft.network.products import by_onednn, times_transposed, transposed_times, weight_gradient
 
 Layer = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 
@@ -69,17 +70,19 @@ class InputGram:
 
     def result(self) -> Tensor:
         """Return the Gram matrices (groups, K, K) of all batches added."""
-        grams = [gram.result()[None] for gram in self.spectral.values()]
+        shape = self.shape
+        like = next((gram.spectrum for gram in self.spectral.values()), self.unfolded)
+        assert like is not None
+        result = like.new_empty(shape.groups, shape.columns, shape.columns)
+        inner = result[:, : shape.inputs, : shape.inputs]
         if self.unfolded is not None:
-            grams.append(symmetric_weight_order(self.shape, _mirrored(self.unfolded.clone())))
-        gram = functools.reduce(Tensor.add_, grams)
-        if self.sums is None or self.count is None:
-            return gram
-        bordered = gram.new_empty(len(gram), self.shape.columns, self.shape.columns)
-        bordered[:, :-1, :-1] = gram
-        bordered[:, :-1, -1] = bordered[:, -1, :-1] = weight_order(self.shape, self.sums)
-        bordered[:, -1, -1] = self.count
-        return bordered
+            symmetric_weight_order(shape, _mirrored(self.unfolded), inner)
+        for index, gram in enumerate(self.spectral.values()):
+            gram.result(inner[0], add=index > 0 or self.unfolded is not None)
+        if self.sums is not None and self.count is not None:
+            result[:, :-1, -1] = result[:, -1, :-1] = weight_order(shape, self.sums)
+            result[:, -1, -1] = self.count
+        return result
 
     def _add_spectral(self, image: Tensor, weights: Tensor | None) -> None:
         size = (image.shape[1], image.shape[2], image.shape[3])
@@ -93,18 +96,22 @@ class InputGram:
         if self.unfolded is None:
             self.unfolded = image.new_zeros(shape.groups, shape.inputs, shape.inputs)
         for part in _chunks(len(image), shape.groups * shape.inputs * prod(shape.positions(image))):
-            rows = patch_rows(shape, image[part], bias=False)
-            weighted = rows if weights is None else rows * weights[part].T[:, :, None, None]
-            _add_symmetric(self.unfolded, rows.flatten(1, 2), weighted.flatten(1, 2))
+            rows = patch_rows(shape, image[part], bias=False).flatten(1, 2)
+            weighted = rows
+            if weights is not None:
+                weighted = rows * weights[part].T.repeat_interleave(rows.shape[1] // len(image[part]), 1)[..., None]
+            _add_symmetric(self.unfolded, rows, weighted)
 
     def _add_sums(self, image: Tensor, weights: Tensor | None) -> None:
         # Patches are linear in the image, so the patches of the summed image give the sum of all patches.
         if weights is None:
-            weights = image.new_ones(len(image), self.shape.groups)
-        per_channel = weights.repeat_interleave(self.shape.channels, 1)
-        summed = torch.einsum("n...c,nc->...c", image, per_channel)[None]
-        sums = patch_rows(self.shape, summed, bias=False).sum((1, 2))
-        count = weights.sum(0) * prod(self.shape.positions(image))
+            summed, whole = image.sum(0), image.new_full((self.shape.groups,), len(image))
+        else:
+            by_group = image.unflatten(-1, (self.shape.groups, -1))
+            each = [torch.tensordot(weights[:, q], by_group[..., q, :], 1) for q in range(self.shape.groups)]
+            summed, whole = torch.cat(each, -1), weights.sum(0)
+        sums = patch_rows(self.shape, summed[None], bias=False).sum((1, 2))
+        count = whole * prod(self.shape.positions(image))
         self.sums = sums if self.sums is None else self.sums + sums
         self.count = count if self.count is None else self.count + count
 
@@ -118,8 +125,8 @@ def output_gram(layer: Layer, gs: Sequence[Tensor], weights: Tensor | None = Non
         for part in _chunks(len(gradient), gradient[:1].numel()):
             rows = gradient_rows(shape, gradient[part])
             weighted = rows if weights is None else rows * weights[part].to(rows).T[:, :, None, None]
-            _add_symmetric(total, rows.flatten(1, 2), weighted.flatten(1, 2))
-    return _mirrored(total).div_(sum(prod(gradient.shape[1:-1]) for gradient in gradients))
+            _add_product(total, rows.flatten(1, 2), weighted.flatten(1, 2))
+    return total.div_(sum(prod(gradient.shape[1:-1]) for gradient in gradients))
 
 
 def input_traces(layer: Layer, xs: Sequence[Tensor]) -> Tensor:
@@ -164,20 +171,21 @@ class GradientGrams:
         if by_gradient < by_position:
             for part in _chunks(len(images[0]), shape.groups * columns * (outputs + positions // shape.kernel[0])):
                 d = _sample_gradients(shape, images, gradients, part)
-                _add_symmetric(self.phi, d.flatten(1, 2), d.flatten(1, 2))
+                rows = d.flatten(1, 2)
+                _add_symmetric(self.phi, rows, rows)
                 self.psi += (d @ d.mT).sum(1)
         else:
             for part in _chunks(len(images[0]), shape.groups * 2 * positions * columns):
                 a = _join([patch_rows(shape, x[part]) for x in images])
                 g = _join([gradient_rows(shape, x[part]) for x in gradients])
                 _add_symmetric(self.phi, a.flatten(1, 2), _mix(g @ g.mT, a).flatten(1, 2))
-                self.psi.baddbmm_(g.flatten(1, 2).mT, _mix(a @ a.mT, g).flatten(1, 2))
+                _add_product(self.psi, g.flatten(1, 2), _mix(a @ a.mT, g).flatten(1, 2))
 
     def result(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return Φ (groups, K, K), Ψ (groups, O, O) and δ (groups,) of all batches added."""
         assert self.phi is not None
         assert self.psi is not None
-        phi = symmetric_weight_order(self.shape, _mirrored(self.phi.clone()))
+        phi = symmetric_weight_order(self.shape, _mirrored(self.phi), torch.empty_like(self.phi))
         return phi, self.psi.clone(), self.psi.diagonal(dim1=-2, dim2=-1).sum(-1)
 
 
@@ -197,6 +205,9 @@ def squared_gradient(layer: Layer, xs: Sequence[Tensor], gs: Sequence[Tensor]) -
         if positions == 1:
             a, g = patch_rows(shape, images[0][part]), gradient_rows(shape, gradients[0][part])
             total += g[:, :, 0].square().mT @ a[:, :, 0].square()
+        elif positions < shape.outputs:
+            a = _join([patch_rows(shape, x[part]) for x in images])
+            _add_squares(total, _join([gradient_rows(shape, g[part]) for g in gradients]), a)
         else:
             total += _sample_gradients(shape, images, gradients, part).square_().sum(1)
     return weight_order(shape, total)
@@ -232,11 +243,11 @@ def rotated_squares(layer: Layer, xs: Sequence[Tensor], gs: Sequence[Tensor], le
         if positions < shape.outputs:
             a = _join([patch_rows(shape, x[part]) for x in images])
             g = _join([gradient_rows(shape, x[part]) for x in gradients]) @ left[:, None]
-            d = g.mT @ (a.flatten(1, 2) @ right).view_as(a)
+            _add_squares(total, g, _times(a.flatten(1, 2), right).view_as(a))
         else:
             d = _sample_gradients(shape, images, gradients, part)
-            d = left[:, None].mT @ (d.flatten(1, 2) @ right).view_as(d)
-        total += d.square_().sum(1)
+            d = left[:, None].mT @ _times(d.flatten(1, 2), right).view_as(d)
+            total += d.square_().sum(1)
     return total
 
 
@@ -275,6 +286,9 @@ def _sample_gradients(shape: Geometry, images: Sequence[Tensor], gradients: Sequ
     """
     each = []
     for x, gradient in zip(images, gradients, strict=True):
+        if _suits_grouped_convolution(shape, x, gradient):
+            each.append(_gradients_by_convolution(shape, x[part], gradient[part]))
+            continue
         g = gradient_rows(shape, gradient[part])
         height = shape.positions(x)[0]
         slab = windows(shape, pad(shape, x[part]), first=1)
@@ -295,14 +309,63 @@ def _mix(weights: Tensor, rows: Tensor) -> Tensor:
     return weights * rows if rows.shape[2] == 1 else weights @ rows
 
 
+def _suits_grouped_convolution(shape: Geometry, x: Tensor, gradient: Tensor) -> bool:
+    """Whether a convolution with one group per sample gives D_n faster than a product for each: in large images."""
+    one = not shape.linear and shape.groups == 1 and shape.taps > 1
+    return one and prod(gradient.shape[1:-1]) >= shape.outputs and by_onednn(x, gradient)
+
+
+def _gradients_by_convolution(shape: Geometry, x: Tensor, gradient: Tensor) -> Tensor:
+    """Return D_n (1, n, O, K), columns in (tap, channel) order, as one weight gradient of a grouped convolution."""
+    image, g = (t.movedim(-1, 1).flatten(0, 1)[None] for t in (pad(shape, x), gradient))
+    none = (0,) * len(shape.kernel)
+    d = weight_gradient(g, image, shape.kernel, shape.stride, none, shape.dilation, len(x))
+    found = x.new_empty(1, len(x), shape.outputs, shape.columns)
+    by_tap = found[..., : shape.inputs].unflatten(-1, (shape.taps, shape.channels))
+    by_tap.copy_(d.view(1, len(x), shape.outputs, shape.channels, shape.taps).mT)
+    if shape.bias:
+        found[0, ..., -1] = gradient.flatten(1, -2).sum(1)
+    return found
+
+
+def _add_squares(total: Tensor, g: Tensor, a: Tensor) -> None:
+    """Add Σ_n (g_nᵀ a_n) ∘ (g_nᵀ a_n) of rows (groups, n, S, O) and (groups, n, S, K) to `total` (groups, O, K)."""
+    if len(total) > 1 or not by_onednn(g, a):
+        total += (g.mT @ a).square_().sum(1)
+        return
+    for each_g, each_a in zip(g[0], a[0], strict=True):  # one by one, they stay in the cache
+        d = transposed_times(each_g, each_a)
+        total[0].addcmul_(d, d)
+
+
+def _times(rows: Tensor, matrix: Tensor) -> Tensor:
+    """Return rows @ matrix, (groups, R, K)."""
+    return times_transposed(rows[0], matrix[0].T)[None] if len(rows) == 1 else rows @ matrix
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add leftᵀ right, of rows (groups, R, ·), to `total`."""
+    if len(total) == 1 and by_onednn(left, right):
+        total[0] += transposed_times(left[0], right[0])
+    else:
+        total.baddbmm_(left.mT, right)
+
+
 def _add_symmetric(total: Tensor, left: Tensor, right: Tensor) -> None:
     """Add leftᵀ right, known to be symmetric, to the upper block triangle of `total` (groups, K, K)."""
-    if total.shape[0] > 1:
+    if len(total) > 1:
         total.baddbmm_(left.mT, right)
         return
+    fused = by_onednn(left, right)
+    if fused:  # rows of the transposed copies are contiguous, as oneDNN needs them
+        left_columns = left[0].T.contiguous()
+        right_columns = left_columns if right is left else right[0].T.contiguous()
     for block in _block_rows(total.shape[-1]):
         upper = slice(block.start, None)
-        total[0, block, upper].addmm_(left[0, :, block].T, right[0, :, upper])
+        if fused:
+            total[0, block, upper] += times_transposed(left_columns[block], right_columns[upper])
+        else:
+            total[0, block, upper].addmm_(left[0, :, block].T, right[0, :, upper])
 
 
 def _block_rows(size: int) -> list[slice]:
