@@ -58,5 +58,7 @@ def test_float32_equals_float64_with_and_without_onednn(name: str) -> None:
     for found in (fused, plain):
         for key, value in expected.items():
             assert found[key].dtype == torch.float32
+            if key in ("A", "G", "phi", "psi"):  # a file holds half of what is symmetric to the last bit
+                assert torch.equal(found[key], found[key].mT), key
             error = (found[key] - value).abs().max() / value.abs().max()
             assert error < 1e-5, (key, float(error))

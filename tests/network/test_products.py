@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from dlcft import Linearized
 from dlcft.network import products
 from dlcft.network.forward_mode import without_mkldnn
 
@@ -66,3 +67,47 @@ def test_other_dtypes_and_gradients_are_left_to_torch() -> None:
     for dtype in (torch.float64, torch.bfloat16):
         x = torch.randn(600, 300).to(dtype)
         assert torch.equal(products.transposed_times(x, x), x.T @ x)
+
+
+class Seen(torch.utils._python_dispatch.TorchDispatchMode):
+    """Whoever records operations."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+def test_recorded_and_transformed_tensors_go_to_torch() -> None:
+    a = torch.randn(3, 300, 400)
+    assert products.by_onednn(a)
+    with Seen():
+        assert not products.by_onednn(a)
+    found = torch.func.vmap(lambda one: products.times_transposed(one, a[0]))(a)
+    torch.testing.assert_close(found, a @ a[0].T)
+
+
+@pytest.mark.parametrize("size", [(1, 16, 9, 9), (5, 16, 8, 7), (2, 16, 1, 1)])
+def test_a_convolution_is_added_in_place(size: tuple[int, ...]) -> None:
+    """Outputs and gradients of a linearised network, with oneDNN's sum and with torch's own."""
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(
+        torch.nn.Conv2d(16, 32, 3, padding=1), torch.nn.LeakyReLU(0.1), torch.nn.Conv2d(32, 24, 1, groups=2)
+    )
+    linear = Linearized(network)
+    x = torch.randn(size).contiguous(memory_format=torch.channels_last)
+    with torch.no_grad():
+        for p in linear.delta.parameters():
+            p.normal_()
+
+    def outputs_and_gradients(model: Linearized, x: Tensor) -> list[Tensor]:
+        model.zero_grad()
+        out = model(x)
+        out.square().sum().backward()
+        return [out.detach(), *(p.grad.clone() for p in model.delta.parameters() if p.grad is not None)]
+
+    found = outputs_and_gradients(linear, x)
+    with without_mkldnn():
+        plain = outputs_and_gradients(linear, x)
+    expected = outputs_and_gradients(linear.double(), x.double())
+    for one, other, exact in zip(found, plain, expected, strict=True):
+        torch.testing.assert_close(one, exact.float(), rtol=1e-4, atol=1e-4 * float(exact.abs().max()))
+        torch.testing.assert_close(other, exact.float(), rtol=1e-4, atol=1e-4 * float(exact.abs().max()))

@@ -80,6 +80,8 @@ class SameConvolutionGram:
                     block = block - self.columns[q // 2][down]
                 if row and column:
                     block = block + self.corners[p // 2, q // 2]
+                if (p_other, q_other) == (p, q):
+                    block = symmetric(block)
                 _put(gram[:, p, q, :, p_other, q_other], block, add)
                 if (p_other, q_other) != (p, q):
                     _put(gram[:, p_other, q_other, :, p, q], block.T, add)
@@ -108,6 +110,11 @@ class SameConvolutionGram:
         terms = weight * (angle.cos() + angle.sin()) / (2 * height * width)
         kept = [terms[: self.half].flatten(0, 1), terms[self.half :, self.paired].flatten(0, 1)]
         return torch.cat(kept).T
+
+
+def symmetric(matrix: Tensor) -> Tensor:
+    """The mean of a matrix and its transpose, which differ by rounding; a file keeps half of it."""
+    return (matrix + matrix.mT).div_(2)
 
 
 def _put(place: Tensor, block: Tensor, add: bool) -> None:

@@ -17,6 +17,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from dlcft.network.products import times_transposed
+
 Tensors = dict[str, Tensor]
 B = TypeVar("B", bound="Block")
 F = TypeVar("F", bound="Factored")
@@ -160,8 +162,8 @@ class Factored(LayerBlock):
         """One number per group."""
 
     def times(self, matrix: Tensor) -> Tensor:
-        # Transposed, with both factors symmetric: `matrix @ right` takes a quarter longer where K = 9·512 + 1.
-        return (self.right @ (matrix.mT @ (self.left * self.factor[:, None, None]))).mT.contiguous()
+        left = self.left * self.factor[:, None, None]
+        return times_transposed(left, times_transposed(matrix, self.right).mT)  # both factors are symmetric
 
     def solve(self, delta: Mapping[str, Tensor], damping: float) -> Tensors:
         """Exact, through the factors' eigenvectors."""
@@ -223,8 +225,9 @@ class EigenKronecker(LayerBlock):
     values: Tensor
 
     def times(self, matrix: Tensor) -> Tensor:
-        rotated = self.right_vectors.mT @ (matrix.mT @ self.left_vectors)  # transposed: as in `Kronecker`
-        return (self.right_vectors @ ((self.values.mT * rotated) @ self.left_vectors.mT)).mT.contiguous()
+        left, right = self.left_vectors, self.right_vectors
+        rotated = times_transposed(left.mT.contiguous(), times_transposed(matrix, right.mT).mT)
+        return times_transposed(times_transposed(left, (self.values * rotated).mT), right)
 
     def solve(self, delta: Mapping[str, Tensor], damping: float) -> Tensors:
         rotated = self.left_vectors.mT @ self.matrix(delta) @ self.right_vectors

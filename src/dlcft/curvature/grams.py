@@ -21,7 +21,7 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
-from dlcft.curvature._conv_gram import REACH, SameConvolutionGram
+from dlcft.curvature._conv_gram import REACH, SameConvolutionGram, symmetric
 from dlcft.curvature._geometry import (
     Geometry,
     channels_last,
@@ -126,7 +126,7 @@ def output_gram(layer: Layer, gs: Sequence[Tensor], weights: Tensor | None = Non
             rows = gradient_rows(shape, gradient[part])
             weighted = rows if weights is None else rows * weights[part].to(rows).T[:, :, None, None]
             _add_product(total, rows.flatten(1, 2), weighted.flatten(1, 2))
-    return total.div_(sum(prod(gradient.shape[1:-1]) for gradient in gradients))
+    return symmetric(total).div_(sum(prod(gradient.shape[1:-1]) for gradient in gradients))
 
 
 def input_traces(layer: Layer, xs: Sequence[Tensor]) -> Tensor:
@@ -186,7 +186,7 @@ class GradientGrams:
         assert self.phi is not None
         assert self.psi is not None
         phi = symmetric_weight_order(self.shape, _mirrored(self.phi), torch.empty_like(self.phi))
-        return phi, self.psi.clone(), self.psi.diagonal(dim1=-2, dim2=-1).sum(-1)
+        return phi, symmetric(self.psi), self.psi.diagonal(dim1=-2, dim2=-1).sum(-1)
 
 
 def per_sample_gradients(layer: Layer, xs: Sequence[Tensor], gs: Sequence[Tensor]) -> Tensor:
@@ -376,9 +376,11 @@ def _block_rows(size: int) -> list[slice]:
 
 def _mirrored(total: Tensor) -> Tensor:
     """Fill the block rows below the diagonal from those above it, in place."""
-    if total.shape[0] == 1:
-        for block in _block_rows(total.shape[-1]):
-            total[0, block.stop :, block] = total[0, block, block.stop :].T
+    if len(total) > 1:
+        return total.copy_(symmetric(total))
+    for block in _block_rows(total.shape[-1]):
+        total[0, block.stop :, block] = total[0, block, block.stop :].T
+        total[0, block, block] = symmetric(total[0, block, block])
     return total
 
 

@@ -217,7 +217,7 @@ class EkfacStatistics(Statistics):
         super().__init__(layer, names)
         assert isinstance(first, Kronecker)
         self.factors = first
-        # In the factors' own precision, half the time of float64: of a basis, only orthogonality matters here.
+        # In the factors' own precision, which is faster than float64: of a basis, only orthogonality matters here.
         self.left, self.right = (
             torch.linalg.eigh(factor).eigenvectors.contiguous() for factor in (first.left, first.right)
         )

@@ -282,5 +282,6 @@ def computes_bfloat16(device: torch.device) -> bool:
     if device.type != "cpu":
         return True
     if platform.machine().lower() in ("x86_64", "amd64"):
-        return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+        known = (getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
+        return any(there is not None and there() for there in known)
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

@@ -19,6 +19,9 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dlcft.network.inputs import AnyLayout
+from dlcft.network.products import by_onednn
+
+_LAST = torch.channels_last
 
 
 @contextmanager
@@ -105,7 +108,8 @@ def _layer(func: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None,
         learns = dweight is not None or dbias is not None
         x, value = by.layer(x, lambda given: func(given, weight, bias, *args, **kwargs), dx is not None, learns)
     if func is F.conv2d and dx is not None and dweight is not None and _plain(args, kwargs):
-        return forward_ad.make_dual(value, _ConvolutionChange.apply(x, dx, weight, dweight, dbias, *args))  # type: ignore[no-any-return]
+        convolution = _ConvolutionChange.apply if torch.is_grad_enabled() else _ConvolutionChange.forward
+        return forward_ad.make_dual(value, convolution(x, dx, weight, dweight, dbias, *args))  # type: ignore[no-any-return]
     change = None
     if dweight is not None:
         change = func(x, dweight, dbias, *args, **kwargs)
@@ -124,19 +128,9 @@ def _plain(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 def _adds_in_place(total: Tensor, x: Tensor) -> bool:
-    """Whether oneDNN can add a convolution of x to a tensor in its memory, unseen by whoever records operations."""
-    plain = type(total) is Tensor and total.device.type == "cpu" and total.dtype == torch.float32
-    return (
-        plain
-        and total.dim() == 4
-        and total.numel() > 0
-        and all(t.is_contiguous(memory_format=torch.channels_last) for t in (total, x))
-        and torch._C._get_mkldnn_enabled()
-        and hasattr(torch.ops.mkldnn, "_convolution_pointwise_")
-        and torch._C._len_torch_dispatch_stack() == 0
-        and not torch._C._functorch.is_functorch_wrapped_tensor(total)
-        and not torch._C._get_tracing_state()
-    )
+    """Whether oneDNN can add a convolution of x to a tensor in its memory."""
+    there = hasattr(torch.ops.mkldnn, "_convolution_pointwise_") and total.dim() == 4 and total.numel() > 0
+    return there and by_onednn(total, x.detach()) and all(t.is_contiguous(memory_format=_LAST) for t in (total, x))
 
 
 class _ConvolutionChange(torch.autograd.Function):
@@ -173,6 +167,10 @@ class _ConvolutionChange(torch.autograd.Function):
             g, x, weight, [len(weight)], *geometry, (of_dx, of_dweight, of_dbias)
         )
         return None, grads[0], None, grads[1], grads[2], *[None] * len(rest)
+
+
+# torch asks for the signature at every call, which takes as long as a small convolution if it is not written down
+_ConvolutionChange.forward.__signature__ = inspect.signature(_ConvolutionChange.forward)  # type: ignore[attr-defined]
 
 
 def _relu(input: Tensor, inplace: bool = False) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 LEAST = 1 << 24  # multiplications; below, starting oneDNN takes longer than the product
 
@@ -17,14 +17,27 @@ _LINEAR: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
 
 
 def by_onednn(*tensors: Tensor) -> bool:
-    """Whether oneDNN is there, switched on, and takes such tensors."""
+    """Whether oneDNN is there, switched on, and takes such tensors, and nobody records or transforms the operations."""
     if _LINEAR is None or not torch.backends.mkldnn.is_available() or not torch._C._get_mkldnn_enabled():
         return False
-    return all(t.device.type == "cpu" and t.dtype == torch.float32 and not t.requires_grad for t in tensors)
+    if torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state():
+        return False
+    return all(
+        t.device.type == "cpu"
+        and t.dtype == torch.float32
+        and not t.requires_grad
+        and type(t) in (Tensor, nn.Parameter)
+        and not torch._C._functorch.is_functorch_wrapped_tensor(t)
+        for t in tensors
+    )
 
 
 def times_transposed(a: Tensor, b: Tensor) -> Tensor:
-    """`a @ b.T` of matrices M × K and N × K."""
+    """`a @ b.mT` of matrices M × K and N × K, or of batches of them."""
+    if a.dim() == 3 and len(a) == len(b) == 1:
+        return times_transposed(a[0], b[0])[None]
+    if a.dim() == 3:
+        return a @ b.mT
     fits = a.is_contiguous() and (b.is_contiguous() or b.T.is_contiguous())
     if not fits or a.numel() * len(b) < LEAST or not by_onednn(a, b):
         return a @ b.T
