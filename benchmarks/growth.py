@@ -285,12 +285,15 @@ def main() -> None:
     if unknown := [name for name in chosen if name not in POINTS]:
         parser.error(f"--only has {unknown[0]!r}; it takes some of {', '.join(POINTS)}.")
     with reported(options.out) as output, tempfile.TemporaryDirectory() as folder:
-        if options.out is not None and options.out.exists():
-            output.figures.update(json.loads(options.out.read_text())["figures"])
+        there = options.out is not None and options.out.exists()
+        before = json.loads(options.out.read_text()) if there else {"figures": {}}
+        output.figures.update(before["figures"])
         for quantity in chosen:
             output.figures[quantity] = grown(quantity, options, options.work or folder)
         for quantity, title, header, rows in tables(output.figures):
             output.table(quantity, title, header, rows)
+            if quantity not in chosen:
+                output.tables[quantity]["command"] = before["tables"][quantity].get("command", before["command"])
 
 
 if __name__ == "__main__":

@@ -154,13 +154,15 @@ class Output:
     def table(self, name: str, title: str, header: list[str], rows: list[list[str]]) -> None:
         """Print a table; `name` is the one that documents know it by."""
         table(title, header, rows)
-        self.tables[name] = {"title": title, "header": header, "rows": rows}
+        self.tables[name] = {"title": title, "header": header, "rows": rows, "command": self._command()}
+
+    def _command(self) -> str:
+        return " ".join(["python", *(part for part in sys.argv if part not in ("--out", str(self.file)))])
 
     def write(self, machine: dict[str, object]) -> None:
         if self.file is None:
             return
-        command = " ".join(["python", *(part for part in sys.argv if part not in ("--out", str(self.file)))])
-        kept = {"command": command, "machine": machine, "tables": self.tables, "figures": self.figures}
+        kept = {"command": self._command(), "machine": machine, "tables": self.tables, "figures": self.figures}
         self.file.parent.mkdir(parents=True, exist_ok=True)
         partial = self.file.with_suffix(".partial")
         partial.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")

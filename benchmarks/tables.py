@@ -4,7 +4,8 @@
     python benchmarks/tables.py --check   # say which documents differ, and exit with 1 if one does
 
 A document marks the place: `<!-- benchmark linearize: step -->`, the table, `<!-- end -->`. It is the table `step` of
-`results/benchmarks/linearize.json`, with the command and the machine that it was measured by below it.
+`results/benchmarks/linearize.json`, with the command and the machine that it was measured by below it. A file may have
+tables of several runs: each has its own command.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def shown(benchmark: str, name: str) -> str:
     kept = json.loads((KEPT / f"{benchmark}.json").read_text())
     table, machine = kept["tables"][name], kept["machine"]
     where = f"{machine['processor']}, {machine['threads']} threads, torch {machine['torch']}, {machine['day']}"
-    return f"{markdown(table['header'], table['rows'])}\n\n*`{kept['command']}`; {where}.*"
+    return f"{markdown(table['header'], table['rows'])}\n\n*`{table.get('command', kept['command'])}`; {where}.*"
 
 
 def main() -> None:
