@@ -184,7 +184,7 @@ def kept(width: int, batch: int, train: str | None, rounds: int) -> list[str]:
     def step(recalls: bool) -> None:
         indices = torch.randperm(samples)[:batch]
         chosen = x[indices]
-        with model.recalling(chosen, values, indices) if recalls else nullcontext():
+        with values.recalled(chosen, indices) if recalls else nullcontext():
             training(model, parameters, chosen)()
 
     programs = {"plain": plain(width, batch), "computed": partial(step, False), "kept": partial(step, True)}

@@ -69,7 +69,7 @@ def test_outputs_and_gradients_are_the_same_with_kept_values(name):
     indices = torch.tensor([5, 0, 3, 2])
     batch = x[indices]
     expected = outputs_and_gradients(linear, batch)
-    with linear.recalling(batch, values, indices):
+    with values.recalled(batch, indices):
         found = outputs_and_gradients(linear, batch)
         again = outputs_and_gradients(linear, batch)
     for a, b, c in zip(expected, found, again, strict=True):
@@ -85,7 +85,7 @@ def test_values_hold_for_every_delta():
             p.normal_()
     indices = torch.arange(SAMPLES)
     expected = linear(x)
-    with linear.recalling(x, values, indices):
+    with values.recalled(x, indices):
         torch.testing.assert_close(linear(x), expected, rtol=1e-12, atol=1e-12)
 
 
@@ -94,7 +94,7 @@ def test_only_the_batch_itself_is_recalled():
     values = Values(linear, [x], SAMPLES, 1e9)
     other = x[:2] + 1
     expected = linear(other)
-    with linear.recalling(x[:2], values, torch.arange(2)):
+    with values.recalled(x[:2], torch.arange(2)):
         assert torch.equal(linear(other), expected)
     assert torch.equal(linear(x[:2]), linear(x[:2].clone()))
 
@@ -114,7 +114,7 @@ def test_layers_below_the_first_trainable_one_are_not_kept():
     assert values.bytes == SAMPLES * 8 * (8 * 2 * 2 + 4)  # the last layer's input and its value
     unseen = torch.full_like(x, float("nan"))  # the input is not looked at
     expected = linear(x)
-    with linear.recalling(unseen, values, torch.arange(SAMPLES)):
+    with values.recalled(unseen, torch.arange(SAMPLES)):
         torch.testing.assert_close(linear(unseen), expected, rtol=1e-12, atol=1e-12)
 
 
@@ -123,7 +123,7 @@ def test_a_shortcut_around_the_first_trainable_layer_keeps_what_it_carries():
     values = Values(linear, [x], SAMPLES, 1e9)
     indices = torch.arange(SAMPLES)
     expected = outputs_and_gradients(linear, x)
-    with linear.recalling(x, values, indices):
+    with values.recalled(x, indices):
         for a, b in zip(expected, outputs_and_gradients(linear, x), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
@@ -135,7 +135,7 @@ def test_float32_in_the_layout_that_convolutions_prefer():
     indices = torch.tensor([6, 1, 2, 4])
     batch = x[indices]
     expected = outputs_and_gradients(linear, batch)
-    with linear.recalling(batch, values, indices):
+    with values.recalled(batch, indices):
         for a, b in zip(expected, outputs_and_gradients(linear, batch), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 

@@ -225,8 +225,7 @@ class Run:
     def _recalling(self, x: Input, indices: Tensor) -> AbstractContextManager[None]:
         if self.values is None or not isinstance(x, Tensor):
             return nullcontext()
-        assert isinstance(self.model.backbone, Linearized)
-        return self.model.backbone.recalling(x, self.values, indices.to(x.device))
+        return self.values.recalled(x, indices.to(x.device))
 
     def _gradients(self, task: Task, indices: Tensor, done: int) -> tuple[float, Batch]:
         """The objective's value on a batch, its gradients in the parameters, and the batch."""

@@ -23,10 +23,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_map_only
 
-from dlcft.network.forward_mode import LeavesTorch, forward_mode_kernels, passing
+from dlcft.network.forward_mode import LeavesTorch, Passing, forward_mode_kernels, passing
 from dlcft.network.inputs import AnyLayout, functional_call, use_channels_last
 from dlcft.network.prepare import drop_caches, require_statistics
-from dlcft.network.values import Values
 
 Selection = Callable[[str], bool] | Iterable[str] | str | None
 
@@ -90,7 +89,7 @@ class Linearized(Frozen):
         use_channels_last(self.base)
         parameters = dict(self.base.named_parameters())
         self.delta = _tree({name: torch.zeros_like(parameters[name]) for name in select(parameters, train)})
-        self._recalled: tuple[Tensor, Values, Tensor] | None = None
+        self._recalled: tuple[Tensor, Callable[[], Passing]] | None = None
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """The value and the first-order change, added."""
@@ -113,7 +112,7 @@ class Linearized(Frozen):
                 )
         self._decide_in_place(args, kwargs)
         recalled = self._recalled
-        by = recalled[1].of(recalled[2]) if recalled and args and args[0] is recalled[0] else None
+        by = recalled[1]() if recalled and args and args[0] is recalled[0] else None
         try:
             with passing(by):
                 return self._split(args, kwargs)
@@ -128,15 +127,9 @@ class Linearized(Frozen):
             raise ValueError(f"cannot linearise {name or 'the network'!r} ({kind}): {why}.") from error
 
     @contextmanager
-    def recalling(self, x: Tensor, values: Values, indices: Tensor) -> Iterator[None]:
-        """Inside this context a call with `x` itself computes no values, but takes those that were kept of it.
-
-        Args:
-            x: a batch.
-            values: of the data set that it is from.
-            indices: its samples' places there.
-        """
-        self._recalled = x, values, indices
+    def recalling(self, x: Tensor, begin: Callable[[], Passing]) -> Iterator[None]:
+        """Inside this context a call with `x` itself takes its layers' values from a pass that `begin` gives."""
+        self._recalled = x, begin
         try:
             yield
         finally:

@@ -7,17 +7,15 @@ that value: it is read from memory instead. Layers below the first trainable one
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from dlcft.network.forward_mode import Compute, passing
 from dlcft.network.inputs import Input
-
-if TYPE_CHECKING:
-    from dlcft.network.linearize import Linearized
+from dlcft.network.linearize import Linearized
 
 
 class NotKept(Exception):
@@ -41,7 +39,7 @@ class Values:
     """
 
     def __init__(self, network: Linearized, batches: Iterable[Input], samples: int, bound: float) -> None:
-        self.layers: list[_Kept] = []
+        self.network, self.layers = network, list[_Kept]()
         start = 0
         with torch.no_grad():
             for x in batches:
@@ -59,9 +57,9 @@ class Values:
                     network.value(x)
                 start = part.stop
 
-    def of(self, indices: Tensor) -> Reading:
-        """A pass over the samples at these places."""
-        return Reading(self.layers, indices)
+    def recalled(self, x: Tensor, indices: Tensor) -> AbstractContextManager[None]:
+        """Inside this context the network computes no values for the batch `x`, of the samples at these places."""
+        return self.network.recalling(x, lambda: Reading(self.layers, indices))
 
 
 def _chosen(network: Linearized, few: Tensor) -> list[_Kept]:
